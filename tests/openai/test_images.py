@@ -50,15 +50,48 @@ def test_an_image_is_read_and_its_tokens_are_counted(http: TestClient) -> None:
     assert counts[0] - counts[1] == 5 * 4 - 2 * 2
 
 
+def test_every_api_reads_an_image_alike(http: TestClient) -> None:
+    url = data_url("red")
+    media, _, data = url.removeprefix("data:").partition(";base64,")
+    common = {"model": "vision", "temperature": 0}
+    text = {"type": "input_text", "text": "?"}
+    items = [{"role": "user", "content": [{"type": "input_image", "image_url": url, "detail": "auto"}, text]}]
+    responses = http.post("/v1/responses", json={**common, "input": items, "max_output_tokens": 8}).json()
+    image = {"type": "image", "source": {"type": "base64", "media_type": media, "data": data}}
+    blocks = [{"role": "user", "content": [image, {"type": "text", "text": "?"}]}]
+    messages = http.post("/v1/messages", json={**common, "messages": blocks, "max_tokens": 8}).json()
+    counted = http.post("/v1/messages/count_tokens", json={"model": "vision", "messages": blocks}).json()
+    first = chat(http, url).json()
+    prompt_tokens = first["usage"]["prompt_tokens"]
+    assert [usage["input_tokens"] for usage in (responses["usage"], messages["usage"], counted)] == [prompt_tokens] * 3
+    message = first["choices"][0]["message"]
+    expected = (message.get("reasoning_content") or "") + (message["content"] or "")
+    assert expected
+    parts = [part for item in responses["output"] for part in item["content"]]
+    assert "".join(part["text"] for part in parts) == expected
+    assert "".join(block.get("thinking", "") + block.get("text", "") for block in messages["content"]) == expected
+
+
+def test_the_result_of_a_tool_may_be_an_image(http: TestClient) -> None:
+    data = data_url("red").partition(",")[2]
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": "seen:"}, image]}
+    call = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
+    turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": [call]}]
+    body = {"model": "vision", "max_tokens": 4, "messages": [*turns, {"role": "user", "content": [result]}]}
+    answer = http.post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+
+
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
         ("https://127.0.0.1/a.png", "are not fetched"),
         ("data:image/png;base64,aGVsbG8=", "must be a PNG, JPEG, WEBP, GIF file"),
-        (data_url("red", (9000, 9000)), "at most 50000000 pixels"),
+        (None, "at most 50000000 pixels"),
     ],
 )
-def test_a_bad_image_is_the_clients_error(http: TestClient, url: str, reason: str) -> None:
-    answer = chat(http, url)
+def test_a_bad_image_is_the_clients_error(http: TestClient, url: str | None, reason: str) -> None:
+    answer = chat(http, url or data_url("red", (9000, 9000)))
     assert answer.status_code == 400
     assert reason in answer.json()["error"]["message"]

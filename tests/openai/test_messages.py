@@ -208,12 +208,18 @@ def test_inputs_of_tools_obey_the_schema_and_their_results_go_back(claude: anthr
     assert counted.input_tokens == second.usage.input_tokens + (second.usage.cache_read_input_tokens or 0)
 
 
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
         ({"messages": []}, "messages", "must be a non-empty list"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role", "must be one of user, assistant, system"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0", "text only"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0", "text only"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages.0.content.0.source", "base64"),
+        ({"messages": [{"role": "assistant", "content": [IMAGE]}]}, "messages.0.content.0", "must be a block of type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages.0.content.0", "block of type"),
         ({"messages": [{"role": "user", "content": "x", "name": "a"}]}, "messages.0.name", "is no field"),
         ({"system": 7}, "system", "must be a text or a list of blocks"),
         ({"max_tokens": 0}, "max_tokens", "must be at least 1; got 0"),

@@ -133,6 +133,9 @@ def test_an_answer_parses_into_a_pydantic_model(client: openai.OpenAI) -> None:
     assert response.output_parsed == Order(kind="order", customer="Leo Conti", currency="GBP")
 
 
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "message"),
     [
@@ -142,7 +145,11 @@ def test_an_answer_parses_into_a_pydantic_model(client: openai.OpenAI) -> None:
         ({"input": None}, "input", "is required and missing"),
         ({"input": [{"type": "image", "x": 1}]}, "input.0.type", "must be one of message, function_call"),
         ({"input": [{"role": "robot", "content": "x"}]}, "input.0.role", "must be one of system, developer"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0", "text only"),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input", "text only"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0.content.0.image_url", "a text"),
+        ({"input": [{"role": "user", "content": [IMAGE | {"file_id": "a"}]}]}, "input.0.content.0.file_id", "no field"),
+        ({"input": [{"role": "assistant", "content": [IMAGE]}]}, "input.0.content.0", "must be a part of text"),
+        ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input.0.content.0", "a part of text"),
         ({"input": [{"type": "function_call", "call_id": "a"}]}, "input.0.name", "must be a text, received None"),
         ({"input": [{"type": "reasoning", "encrypted_content": "x"}]}, "input.0.encrypted_content", "cannot decrypt"),
         ({"input": [{"role": "user", "content": "x", "speed": 1}]}, "input.0.speed", "is no field of a message"),

@@ -10,11 +10,17 @@ _ROLES = ("user", "assistant", "system")
 _NO_EFFECT = ("cache_control",)  # prefixes are always cached
 _FIELDS = {  # of each type of block
     "text": ("text",),
+    "image": ("source",),
     "thinking": ("thinking", "signature"),  # thinking needs no proof here: nothing hides its text
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id", "content", "is_error"),  # templates know no errors of tools
 }
-_BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
+_BLOCKS = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+    "system": ("text",),
+}
+Part = dict[str, Any]
 
 
 def as_messages(items: Any, system: Any = None) -> list[dict[str, Any]]:
@@ -41,19 +47,20 @@ def _messages(place: str, message: Any) -> Iterator[dict[str, Any]]:
     if role == "assistant":
         yield _assistant(place, blocks)
         return
-    texts: list[str] = []
+    parts: list[Part] = []
     for at, block in enumerate(blocks):
-        if block["type"] == "text":
-            texts.append(block["text"])
+        here = f"{place}.{at}"
+        if block["type"] != "tool_result":
+            parts.append(_part(here, block))
             continue
-        if texts:
-            yield {"role": role, "content": "".join(texts)}
-            texts = []
+        if parts:
+            yield {"role": role, "content": _joined(parts)}
+            parts = []
         result = block.get("content")
-        content = "" if result is None else _text(f"{place}.{at}.content", result)
-        yield {"role": "tool", "tool_call_id": _string(f"{place}.{at}", block, "tool_use_id"), "content": content}
-    if texts:
-        yield {"role": role, "content": "".join(texts)}
+        content = "" if result is None else _content(f"{here}.content", result)
+        yield {"role": "tool", "tool_call_id": _string(here, block, "tool_use_id"), "content": content}
+    if parts:
+        yield {"role": role, "content": _joined(parts)}
 
 
 def _assistant(place: str, blocks: list[Mapping[str, Any]]) -> dict[str, Any]:
@@ -85,13 +92,40 @@ def _blocks(place: str, content: Any, types: tuple[str, ...]) -> Iterator[Mappin
         kind = block.get("type") if isinstance(block, Mapping) else None
         if kind not in types:
             rule = f"must be a block of type {' or '.join(types)}"
-            raise BadRequest(f"{here}: {rule}, received {quoted(block)}; this server supports text only")
+            raise BadRequest(f"{here}: {rule}, received {quoted(block)}; leave it out")
         for name, value in block.items():
             if name not in ("type", *_FIELDS[kind], *_NO_EFFECT) and value is not None:
                 raise BadRequest(f"{here}.{name}: is no field of a block {kind}, received {quoted(value)}")
         if kind == "text":
             _string(here, block, "text")
         yield block
+
+
+def _content(place: str, content: Any) -> str | list[Part]:
+    """Return the result of a tool as the content of a chat message."""
+    blocks = _blocks(place, content, ("text", "image"))
+    return _joined([_part(f"{place}.{at}", block) for at, block in enumerate(blocks)])
+
+
+def _part(place: str, block: Mapping[str, Any]) -> Part:
+    """Return a block of text, or of an image, as a part of a chat message."""
+    if block["type"] == "text":
+        return {"type": "text", "text": block["text"]}
+    source = block.get("source")
+    if not isinstance(source, Mapping) or source.get("type") != "base64":
+        raise BadRequest(
+            f"{place}.source: must have type base64, media_type and data, received {quoted(source)}; addresses are not "
+            "fetched: send the image itself"
+        )
+    media, data = (_string(f"{place}.source", source, name) for name in ("media_type", "data"))
+    return {"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}}
+
+
+def _joined(parts: list[Part]) -> str | list[Part]:
+    """Return text parts as one text; parts with images as they are."""
+    if all(part["type"] == "text" for part in parts):
+        return "".join(part["text"] for part in parts)
+    return parts
 
 
 def _text(place: str, content: Any) -> str:

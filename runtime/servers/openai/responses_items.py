@@ -59,7 +59,29 @@ def _message(place: str, item: Mapping[str, Any]) -> dict[str, Any]:
     role = item.get("role")
     if role not in _ROLES:
         raise BadRequest(f"{place}.role: must be one of {', '.join(_ROLES)}, received {quoted(role)}")
-    return {"role": role, "content": _joined(f"{place}.content", item.get("content"))}
+    return {"role": role, "content": _content(f"{place}.content", item.get("content"), images=role == "user")}
+
+
+def _content(place: str, content: Any, *, images: bool) -> str | list[dict[str, Any]]:
+    """Return a content as text, or as parts of a chat message if it has images."""
+    if not images or not isinstance(content, list) or not any(map(_is_image, content)):
+        return _joined(place, content)
+    parts: list[dict[str, Any]] = []
+    for at, part in enumerate(content):
+        here = f"{place}.{at}"
+        if not _is_image(part):
+            parts.append({"type": "text", "text": _part_text(here, part)})
+            continue
+        for name, value in part.items():
+            if name not in ("type", "image_url", "detail") and value is not None:
+                raise BadRequest(f"{here}.{name}: is no field of an image here, received {quoted(value)}; leave it out")
+        detail = {} if part.get("detail") is None else {"detail": part["detail"]}
+        parts.append({"type": "image_url", "image_url": {"url": _text(here, part, "image_url"), **detail}})
+    return parts
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "input_image"
 
 
 def _reasoning(place: str, item: Mapping[str, Any]) -> str:
@@ -91,11 +113,13 @@ def _joined(place: str, content: Any) -> str:
         return content
     if not isinstance(content, list):
         raise BadRequest(f"{place}: must be a text or a list of parts, received {quoted(content)}")
-    for at, part in enumerate(content):
-        known = isinstance(part, Mapping) and part.get("type") in _TEXT_PARTS and isinstance(part.get("text"), str)
-        if not known:
-            raise BadRequest(
-                f"{place}.{at}: must be a part of text (input_text or output_text), received {quoted(part)}; this "
-                "server supports text only"
-            )
-    return "".join(part["text"] for part in content)
+    return "".join(_part_text(f"{place}.{at}", part) for at, part in enumerate(content))
+
+
+def _part_text(place: str, part: Any) -> str:
+    if not isinstance(part, Mapping) or part.get("type") not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+        raise BadRequest(
+            f"{place}: must be a part of text (input_text or output_text), or an image (input_image) of a user, "
+            f"received {quoted(part)}"
+        )
+    return str(part["text"])
