@@ -127,6 +127,8 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]]
             "prompt_timeout_s": POSITIVE,
             "max_grammar_bytes": MANY,
             "max_prompt_bytes": MANY,
+            "max_images": MANY,
+            "max_image_pixels": MANY,
             "cache_tokens": MANY,
             "prefill_chunk": MANY,
         },
