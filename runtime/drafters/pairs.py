@@ -7,6 +7,7 @@ EAGLE-3 and MTP run once per drafted token, P-EAGLE once per round.
 
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache, partial
+from itertools import accumulate
 from typing import Protocol
 
 from tandemrt.engines.contract.calls import NO_PROMPTS, Packed, repacked
@@ -71,6 +72,7 @@ class PairDrafter(NullHooks):
         self._chunk_tokens = Buffer((chunk,), torch.int64, draft.device)
         self._following = Buffer((draft.slots,), torch.int64, draft.device)
         self._prompts_call = lru_cache(MAX_PACKED_CALLS)(self._bind_prompts)
+        self._prompt_ends: list[tuple[int, int, int]] = []  # of the round: slot, row of its last token, next token
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
@@ -103,6 +105,12 @@ class PairDrafter(NullHooks):
     def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
         """See Drafter.write_prompts. Each state is paired with the next token."""
         self._draft.layout.write(chunks, texts, sizes, ahead=1)
+        rows = accumulate(chunk.tokens for chunk in chunks)
+        self._prompt_ends = [
+            (chunk.slot, row - 1, texts[chunk.slot][-1])
+            for chunk, row in zip(chunks, rows, strict=True)
+            if chunk.end == len(texts[chunk.slot]) - 1
+        ]
 
     def skip(self, round_: Round) -> None:
         """See Drafter.skip. The pairs are processed when the backlog is full."""
@@ -123,14 +131,30 @@ class PairDrafter(NullHooks):
         if prompts != NO_PROMPTS:
             sizes = repacked(0, prompts)
             self._draft.run_prompts(("draft", tokens, sizes), self._prompts_call(tokens, sizes))
+            self._pair_prompt_ends(round_)
 
     def after_verify(self, round_: Round) -> None:
         """See Drafter.after_verify."""
         self._pairs.add_emitted(round_.batch, round_.window + 1, replace=self._backlog.emitted(round_))
+        if round_.prompts != NO_PROMPTS:
+            self._pair_prompt_ends(round_)
 
     def cached_tokens(self, running: RunningRequest) -> int:
         """See Drafter.cached_tokens."""
         return self._backlog.cached_tokens(running)
+
+    def _pair_prompt_ends(self, round_: Round) -> None:
+        """Set the newest pair of requests that decode only after the round in which their prompt ends.
+
+        The others get it from the token that the round emits.
+        """
+        before = round_.window_tokens if round_.batch else 0
+        for slot, row, following in self._prompt_ends:
+            if slot in round_.undrafted and slot not in round_.rows:
+                token, at = self._following.view(1), before + row
+                upload([following], token)
+                self._pairs.replace(slot, token, self._pairs.fused.view(at + 1, self._pairs.hidden)[at:])
+                self._backlog.join()
 
     def _bind_prompts(self, before: int, prompts: Packed) -> Call:
         """Bind the call of a round's prompts, whose states follow those of ``before`` other tokens."""

@@ -340,25 +340,43 @@ def test_a_preempted_request_continues_with_the_same_text(built: Built) -> None:
     assert [output_of(output) for output in outputs] == [*built.autoregressive()[:-4:-1], *built.autoregressive()[-3:]]
 
 
-def test_a_preemption_changes_no_text_under_the_rejection_rule(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    llm, grow, calls = built.llm("paged"), built.llm("paged").loop.slots.grow, 0
-    params = SamplingParams(temperature=1.0, seed=3, max_tokens=6, rule="rejection", ignore_eos=True)
+@pytest.mark.parametrize("at", [2, 3, 4, 5])
+def test_a_preemption_changes_no_text_or_draft_under_the_rejection_rule(
+    built: Built, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Also if it drops the first round with drafts, or a later one: the repeated round drafts the same tokens."""
+    llm, grow, write = (
+        built.llm("paged"),
+        built.llm("paged").loop.slots.grow,
+        built.llm("paged").loop._verify_inputs.write,
+    )
+    params = built.asked(temperature=1.0, seed=3, max_tokens=14, rule="rejection")
+    calls, drafted = 0, dict[int, list[int]]()
 
-    def short(at: int) -> list[int]:
-        def lacks_memory_once(running: RunningRequest) -> bool:
-            nonlocal calls
-            calls += 1
-            return calls != at and grow(running)
+    def lacks_memory_once(short: int, running: RunningRequest) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls != short and grow(running)
 
+    def watched(round_: Round) -> Any:
+        drafts = write(round_)
+        for slot, running in round_.rows.items():
+            drafted[running.output_length] = list(drafts[slot].tokens)
+        return drafts
+
+    def text(short: int) -> tuple[list[int], dict[int, list[int]]]:
         nonlocal calls
         calls = 0
-        monkeypatch.setattr(llm.loop.slots, "grow", lacks_memory_once)
-        return llm.generate("why the", params).token_ids
+        drafted.clear()
+        monkeypatch.setattr(llm.loop.slots, "grow", partial(lacks_memory_once, short))
+        ids = llm.generate([70, 71, 72] * 8, params).token_ids
+        return ids, dict(drafted)
 
-    alone = short(at=0)
-    before = llm.metrics.preemptions
-    assert short(at=2) == alone
+    monkeypatch.setattr(llm.loop._verify_inputs, "write", watched)
+    alone, before = text(short=0), llm.metrics.preemptions
+    assert text(short=at) == alone
     assert llm.metrics.preemptions == before + 1
+    assert sum(map(len, alone[1].values())) > 0
 
 
 def test_the_rejection_rule_reads_draft_probabilities_and_changes_no_other_request(built: Built) -> None:
