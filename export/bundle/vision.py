@@ -32,7 +32,7 @@ class VisionTower:
     def open(cls, target: Model) -> "VisionTower":
         """Read the tower of ``target``. Raises BadCheckpoint for one of which a part is not implemented."""
         spec, tensors = VisionSpec.from_hf(target.source, target.spec.hidden), tower_tensors(target.source)
-        if quantized := next((each for each in tensors.values() if each.dtype not in COMPUTE), None):
+        if quantized := next((tensor for tensor in tensors.values() if tensor.dtype not in COMPUTE), None):
             raise BadCheckpoint(f"{quantized.file}: a tower's weights should not be quantized, {quantized.name!r} is")
         return cls(spec, replace(target.source, config={}, tensors=tensors, stored_names={}), target.compute)
 

@@ -89,7 +89,7 @@ def _block(
     joined = Linear.stored(f"{name}.attn.qkv", 3 * spec.hidden, bias=True)(b, normed, w)
     batched = b.op("Unsqueeze", joined, b.constant([0]))  # the operators want a batch
     query, key, value = b.ops("Split", batched, b.constant([spec.hidden] * 3), outputs=3, axis=-1)
-    query, key = (b.op("RotaryEmbedding", each, *tables, num_heads=spec.heads) for each in (query, key))
+    query, key = (b.op("RotaryEmbedding", rows, *tables, num_heads=spec.heads) for rows in (query, key))
     (mixed,) = b.custom(  # onnxruntime computes it in tiles, and never has a row of scores for every patch
         "MultiHeadAttention",
         query,

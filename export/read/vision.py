@@ -179,7 +179,7 @@ def _bound(fields: Fields, name: str, edge: str) -> int:
 
 def _colour(fields: Fields, name: str) -> tuple[float, float, float]:
     values = fields.get(name)
-    if not isinstance(values, list) or len(values) != 3 or not all(type(each) in (int, float) for each in values):
+    if not isinstance(values, list) or len(values) != 3 or not all(type(value) in (int, float) for value in values):
         raise BadCheckpoint(f"{fields.where}: {name} should be three numbers, it is {quoted(values)}")
     red, green, blue = map(float, values)
     return red, green, blue

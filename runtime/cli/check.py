@@ -25,9 +25,16 @@ console = Console()
 
 @takes_options(
     leave_out=(  # these options change no result
-        *("queue_limit", "profile"),
-        *("grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"),
-        *("max_images", "max_image_bytes", "max_image_pixels"),
+        "queue_limit",
+        "profile",
+        "grammar_timeout_s",
+        "fill_timeout_s",
+        "max_grammar_bytes",
+        "max_prompt_bytes",
+        "prompt_timeout_s",
+        "max_images",
+        "max_image_bytes",
+        "max_image_pixels",
     )
 )
 def check(

@@ -91,7 +91,7 @@ class PromptImages:
 
 def expanded(ids: Sequence[int], images: Sequence[Image], token: int) -> tuple[list[int], PromptImages]:
     """Repeat the ``token`` of each image as often as the image has tokens. Raises BadRequest for another number."""
-    places = [at for at, each in enumerate(ids) if each == token]
+    places = [at for at, prompt_id in enumerate(ids) if prompt_id == token]
     if len(places) != len(images):
         raise BadRequest(
             f"messages: the chat template must write one image token per image, it wrote {len(places)} for "

@@ -48,7 +48,7 @@ class TowerRunner:
             prepare()
 
             def abandon(_: "Future[T]") -> None:
-                if all(each.cancelled() for each in gated):
+                if all(gate.cancelled() for gate in gated):
                     states.cancel()
 
             for gate, of_ready in zip(gated, ready, strict=True):
@@ -71,7 +71,7 @@ class TowerRunner:
             self._kept[image.digest] = self._computed(image)
         self._kept.move_to_end(image.digest)
         states = self._kept[image.digest]
-        while len(self._kept) > 1 and sum(each.nbytes for each in self._kept.values()) > _KEPT_BYTES:
+        while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > _KEPT_BYTES:
             self._kept.popitem(last=False)
         return states
 

@@ -5,6 +5,7 @@ import io
 import json
 import random
 import re
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ def test_speculation_and_neighbours_change_no_text_after_images(request: pytest.
     assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
     for (messages, params), result in zip(requests, together, strict=True):
         alone = llm.chat(messages, params.model_copy(update={"num_draft_tokens": 0}))
-        assert [each.token_ids for each in alone.outputs] == [each.token_ids for each in result.outputs]
+        assert [output.token_ids for output in alone.outputs] == [output.token_ids for output in result.outputs]
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **save: Any) -> bytes:
@@ -270,9 +271,7 @@ def test_parts_of_a_tower_that_are_not_implemented_are_refused_by_name(
     target: Path, tmp_path: Path, file: str, changes: dict[str, Any], reason: str
 ) -> None:
     folder = tmp_path / "target"
-    folder.mkdir()
-    for each in target.iterdir():
-        (folder / each.name).write_bytes(each.read_bytes())
+    shutil.copytree(target, folder)
     settings = json.loads((folder / file).read_text())
     (settings["vision_config"] if file == "config.json" else settings).update(changes)
     (folder / file).write_text(json.dumps(settings))
@@ -300,7 +299,7 @@ def test_a_quantized_target_reads_images_under_drafts(target: Path, tmp_path: Pa
             drafted, alone = (
                 llm.chat(messages, params.model_copy(update={"num_draft_tokens": count})) for count in (4, 0)
             )
-            assert [each.token_ids for each in drafted.outputs] == [each.token_ids for each in alone.outputs]
+            assert [output.token_ids for output in drafted.outputs] == [output.token_ids for output in alone.outputs]
 
 
 def test_a_mixture_of_experts_reads_images(tmp_path: Path) -> None:
