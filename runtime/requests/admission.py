@@ -28,7 +28,7 @@ from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 from tandemrt.runtime.requests.images import ImageReader
 from tandemrt.runtime.requests.penalties import Penalties
-from tandemrt.runtime.requests.prompt import Prompt, PromptReader
+from tandemrt.runtime.requests.prompt import Prompt, PromptReader, prompt_processes
 from tandemrt.runtime.requests.prompt_logprobs import PromptLogprobsCollector, scoring_request
 from tandemrt.runtime.requests.request import OutputListener, Request
 from tandemrt.runtime.requests.request_size import RequestSize
@@ -36,7 +36,7 @@ from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints
 from tandemrt.runtime.requests.text import TextStream
 from tandemrt.runtime.requests.vision import TowerRunner
 from tandemrt.runtime.workers.clients import UNNAMED, Client
-from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
 
 if TYPE_CHECKING:
     from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
@@ -65,7 +65,7 @@ class Admission:
         self._num_draft_tokens = num_draft_tokens
         self._digest = bundle.manifest.digest if options.prefix_caching else None
         self._thinking = self._thinking_rule()
-        self._processes = ProcessPool()
+        self._processes = prompt_processes(tokenizer)
         self._tower = tower
         vision = bundle.manifest.vision
         self._prompts = PromptReader(
@@ -203,7 +203,6 @@ class Admission:
             if self._grammars is None:
                 from tandemrt.runtime.grammars.library import GrammarLibrary
                 from tandemrt.runtime.grammars.sources import load_modules
-                from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
 
                 self._grammars = GrammarLibrary(
                     self._vocabulary.result(),

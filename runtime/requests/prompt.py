@@ -14,7 +14,8 @@ from tandemrt.engines.validation.errors import BadRequest, ContextLengthExceeded
 from tandemrt.engines.validation.sizes import exceeds
 from tandemrt.runtime.requests.images import IMAGE_PART, ImageReader, PromptImages, expanded
 from tandemrt.runtime.workers.clients import UNNAMED, Client
-from tandemrt.runtime.workers.sandbox.pool import ProcessPool, wait_for
+from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
+from tandemrt.runtime.workers.sandbox.pool import wait_for
 
 Message = Mapping[str, Any]
 CHAT_FACTOR = 4  # messages may be this much larger than a text, since templates drop parts such as old reasoning
@@ -46,6 +47,15 @@ def is_batch(prompts: Any) -> bool:
     )
 
 
+def prompt_processes(tokenizer: Tokenizer, **options: Any) -> ProcessLanes:
+    """Return the worker processes of a PromptReader. ``options``: of each ProcessPool.
+
+    Each process opens the tokenizer before its first task, because that may take longer than a quick task.
+    """
+    opened = None if tokenizer.folder is None else (_open_in_worker, (tokenizer.folder, tokenizer.writers))
+    return ProcessLanes(opening=opened, **options)
+
+
 class PromptReader:
     """Turns prompts into token ids. Chat messages go through the tokenizer's chat template first.
 
@@ -54,7 +64,7 @@ class PromptReader:
         limit: largest number of tokens of a prompt.
         max_bytes: largest number of bytes of a text. The values of a chat may have ``CHAT_FACTOR`` times as many
             characters together. Both are checked before any other work.
-        processes: worker processes that render slow templates, tokenize long texts and decode images.
+        processes: ``prompt_processes``, which render slow templates, tokenize long texts and decode images.
         timeout_s: time limit of each such task, and of its wait for a process.
         images: reads the images in messages; None: the model supports text only.
     """
@@ -66,7 +76,7 @@ class PromptReader:
         valid_tokens: int,
         limit: int,
         max_bytes: int,
-        processes: ProcessPool,
+        processes: ProcessLanes,
         timeout_s: float,
         images: ImageReader | None = None,
     ) -> None:
@@ -254,6 +264,10 @@ def _render(source: str, values: Mapping[str, Any]) -> list[str | None]:
         raise
     except Exception as error:
         return [None, str(error)]
+
+
+def _open_in_worker(folder: Path, writers: Sequence[str]) -> None:
+    reopened(folder, tuple(writers))
 
 
 def _tokens_in_worker(

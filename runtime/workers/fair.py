@@ -2,11 +2,11 @@
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from threading import Lock
+from threading import Lock, local
 from typing import Any, Generic, TypeVar
 from weakref import ref
 
@@ -15,6 +15,9 @@ from tandemrt.runtime.workers.clients import UNNAMED, Client, Levels, ServiceOrd
 from tandemrt.runtime.workers.threads import refused
 
 log = logging.getLogger(__name__)
+
+MAX_BLOCKED = 64  # threads of an executor that wait for other processes, besides its workers
+_thread = local()  # executor: the one whose task this thread runs
 
 T = TypeVar("T")
 
@@ -101,15 +104,32 @@ def remove_when_cancelled(
     future.add_done_callback(remove)
 
 
+@contextmanager
+def released_worker() -> Iterator[None]:
+    """While the block waits for another process, another client's task may run in place of this thread's task.
+
+    The task still counts into the share of its client. Does nothing in a thread that belongs to no FairExecutor.
+    """
+    executor: FairExecutor | None = getattr(_thread, "executor", None)
+    if executor is None or not executor._release():
+        yield
+        return
+    try:
+        yield
+    finally:
+        executor._resume()
+
+
 class FairExecutor:
     """A thread pool that clients share fairly (WorkerShares)."""
 
     def __init__(self, workers: int, name: str, *, most_waiting: int | None = None, **options: Any) -> None:
         """``most_waiting``: tasks of one named client that may wait; ``options``: of ThreadPoolExecutor."""
         self._most_waiting = most_waiting
-        self._pool = ThreadPoolExecutor(workers, name, **options)
+        self._pool = ThreadPoolExecutor(workers + MAX_BLOCKED, name, **options)
         self._workers = workers
         self._working = 0  # workers that run tasks until none is left
+        self._blocked = 0  # tasks that wait for another process
         self._shares: WorkerShares[_Task] = WorkerShares(workers)
         self._lock = Lock()
         self._closed = False
@@ -155,7 +175,7 @@ class FairExecutor:
 
         The caller holds the lock.
         """
-        if self._working == self._workers or (taken := self._shares.take()) is None:
+        if self._working >= self._workers or (taken := self._shares.take()) is None:
             return None
         client, task = taken
         worker = _Worker(task)
@@ -164,18 +184,35 @@ class FairExecutor:
         except RuntimeError as error:
             worker.refused = True
             self._shares.done(client)
-            if not self._working:  # no other task waits: each would have a worker, or one that finishes takes it
+            # Without other workers no other task waits: one that finishes would take it.
+            if not self._working and not self._blocked:
                 return refused("worker", error)
             self._shares.add_first(client, task)
             return None
         self._working += 1
         return None
 
+    def _release(self) -> bool:
+        """Give the worker of this thread to another task. Return False if too many tasks are blocked."""
+        with self._lock:
+            if self._blocked == MAX_BLOCKED:
+                return False
+            self._blocked += 1
+            self._working -= 1
+            self._start_worker()
+        return True
+
+    def _resume(self) -> None:
+        with self._lock:
+            self._blocked -= 1
+            self._working += 1  # for a moment they may be more than there are workers
+
     def _work(self, worker: "_Worker") -> None:
         """The main function of a worker: run tasks until none may start."""
         if worker.refused:  # the pool keeps what it has no thread for, and runs it later
             return
         task, worker.first = worker.first, None
+        _thread.executor = self
         while task is not None:
             try:
                 task.run()
@@ -183,9 +220,10 @@ class FairExecutor:
                 log.exception("a callback of finished work failed")
             with self._lock:
                 self._shares.done(task.client)
-                taken = self._shares.take()
+                taken = None if self._working > self._workers else self._shares.take()
                 task = None if taken is None else taken[1]
                 self._working -= task is None
+        _thread.executor = None  # else the thread would keep the executor alive
 
 
 @dataclass(eq=False)

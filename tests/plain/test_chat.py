@@ -15,7 +15,7 @@ from tandemrt.engines.text.control_tokens import MARKS, ControlText, control_tok
 from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests.prompt import PromptReader
-from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
 from tests.makers import DELIMITERS, VOCAB, tiny_tokenizer
 from tests.plain.test_tokenizer_parity import llama_like
 from tests.plain.tool_call_templates import TEMPLATES
@@ -38,7 +38,7 @@ def tokenizer(backend: Backend, template: str) -> Tokenizer:
 
 def token_ids(chat: Any, chat_tokenizer: Tokenizer, *, valid_tokens: int = VOCAB) -> list[int]:
     """Return the prompt of a chat. The templates and texts are short, so no worker process starts."""
-    pool = ProcessPool(processes=1)
+    pool = ProcessLanes(processes=1)
     reader = PromptReader(
         chat_tokenizer, valid_tokens=valid_tokens, limit=10**6, max_bytes=10**5, processes=pool, timeout_s=9
     )

@@ -13,8 +13,7 @@ from tandemrt.engines.text import expansion
 from tandemrt.engines.text.expansion import MAX_ADDED, MAX_EXPANSION, is_linear
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadRequest
-from tandemrt.runtime.requests.prompt import QUICK_BYTES, PromptReader
-from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+from tandemrt.runtime.requests.prompt import QUICK_BYTES, PromptReader, prompt_processes
 from tests.waiting import PATIENCE_S
 from tools.demo.models import CHECKPOINTS
 
@@ -91,7 +90,7 @@ def test_a_pattern_that_backtracks_is_ended_at_the_time_limit_of_the_request(tmp
     pre_tokenizer = {"type": "Sequence", "pretokenizers": [split, byte_level]}
     tokenizer, _ = open_tokenizer(write_tokenizer(tmp_path, pre_tokenizer=pre_tokenizer), 2048)
     assert not tokenizer.quick
-    processes = ProcessPool(processes=1)
+    processes = prompt_processes(tokenizer, processes=1)
     reader = PromptReader(
         tokenizer, valid_tokens=2048, limit=10**6, max_bytes=1 << 20, processes=processes, timeout_s=PATIENCE_S
     )

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from concurrent.futures import Future
 
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.validation.errors import Closed, QueueFull
 from tandemrt.runtime.workers.clients import MAX_USERS, UNNAMED, Client, ServiceOrder
-from tandemrt.runtime.workers.fair import FairExecutor, WorkerShares
-from tests.waiting import PATIENCE_S
+from tandemrt.runtime.workers.fair import MAX_BLOCKED, FairExecutor, WorkerShares
+from tandemrt.runtime.workers.sandbox.pool import wait_for
+from tests.waiting import PATIENCE_S, eventually
 
 CLIENTS = [UNNAMED, Client("a"), Client("a", "x"), Client("a", "y"), Client("b"), Client(user="x"), Client(user="y")]
 steps = st.one_of(st.sampled_from(CLIENTS), st.just(1), st.just(-1))
@@ -115,6 +117,51 @@ def test_a_client_with_busy_workers_does_not_block_another_client() -> None:
     held_workers.set()
     assert all(future.result(PATIENCE_S) for future in flood)
     executor.shutdown(wait=True)
+
+
+def test_tasks_that_wait_for_another_process_leave_their_workers_to_other_clients() -> None:
+    answer: Future[int] = Future()
+    executor = FairExecutor(3, "test")
+    tasks = [executor.submit(Client(name), wait_for, answer, "work", None) for name in ("a", "b") for _ in range(5)]
+    for name in "cd":
+        assert executor.submit(Client(name), int, "7").result(PATIENCE_S) == 7
+    assert len(executor) == 2 * (5 - 2), "a client has as many tasks at once as if none waited"
+    answer.set_result(1)
+    assert [task.result(PATIENCE_S) for task in tasks] == [1] * len(tasks)
+    executor.shutdown(wait=True)
+
+
+def test_a_bounded_number_of_threads_waits_for_other_processes() -> None:
+    answer: Future[int] = Future()
+    executor = FairExecutor(2, "test")
+    tasks = [executor.submit(UNNAMED, wait_for, answer, "work", None) for _ in range(MAX_BLOCKED + 7)]
+    assert eventually(lambda: len(executor) == 7 - 2)
+    answer.set_result(1)
+    assert [task.result(PATIENCE_S) for task in tasks] == [1] * len(tasks)
+    assert executor.submit(UNNAMED, int, "7").result(PATIENCE_S) == 7
+    executor.shutdown(wait=True)
+
+
+def test_no_more_tasks_run_at_once_after_a_wait_than_there_are_workers() -> None:
+    answer: Future[int] = Future()
+    executor, lock, now, most = FairExecutor(2, "test"), threading.Lock(), 0, 0
+
+    def work() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.002)
+        with lock:
+            now -= 1
+
+    tasks = [executor.submit(UNNAMED, wait_for, answer, "work", None) for _ in range(6)]
+    tasks += [executor.submit(UNNAMED, work) for _ in range(20)]
+    answer.set_result(1)
+    for task in tasks:
+        task.result(PATIENCE_S)
+    executor.shutdown(wait=True)
+    assert most <= 2
 
 
 def test_shutdown_cancels_queued_work() -> None:

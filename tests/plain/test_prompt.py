@@ -2,17 +2,20 @@
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import closing
 from typing import Any, cast
 
 import pytest
 from tokenizers import processors
 
 from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
-from tandemrt.engines.validation.errors import BadRequest, QueueFull
+from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.requests import prompt as prompts
-from tandemrt.runtime.requests.prompt import Chat, Prompt, PromptReader, is_batch
-from tandemrt.runtime.workers.clients import Client
-from tandemrt.runtime.workers.sandbox.pool import ProcessPool
+from tandemrt.runtime.requests.prompt import Chat, Prompt, PromptReader, is_batch, prompt_processes
+from tandemrt.runtime.workers.clients import UNNAMED, Client
+from tandemrt.runtime.workers.fair import FairExecutor
+from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
 from tests.waiting import PATIENCE_S
 from tools.demo.models import CHECKPOINTS
 
@@ -26,20 +29,27 @@ def opened(template: str | None = None) -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def processes() -> Iterator[ProcessPool]:
+def processes() -> Iterator[ProcessLanes]:
     """One worker process, which the first call starts."""
-    pool = ProcessPool(processes=1)
+    pool = ProcessLanes(processes=1)
     yield pool
     pool.close()
 
 
 @pytest.fixture
-def token_ids(processes: ProcessPool) -> Callable[..., list[int]]:
+def token_ids(processes: ProcessLanes) -> Callable[..., list[int]]:
     """Read one prompt."""
 
-    def read(prompt: Prompt, tokenizer: Tokenizer, deadline: float | None = None, **limits: Any) -> list[int]:
-        options = {"valid_tokens": 2048, "limit": 100, "max_bytes": 8192, "timeout_s": PATIENCE_S} | limits
-        return PromptReader(tokenizer, processes=processes, **options).read(prompt, deadline)[0]
+    def read(
+        prompt: Prompt,
+        tokenizer: Tokenizer,
+        deadline: float | None = None,
+        client: Client = UNNAMED,
+        **options: Any,
+    ) -> list[int]:
+        defaults = {"valid_tokens": 2048, "limit": 100, "max_bytes": 8192, "timeout_s": PATIENCE_S}
+        reader = PromptReader(tokenizer, **defaults | {"processes": processes} | options)
+        return reader.read(prompt, deadline, client)[0]
 
     return read
 
@@ -130,6 +140,7 @@ def test_a_tokenizer_that_begins_texts_with_a_token_begins_each_prompt_with_one(
         assert token_ids(prompt, tokenizer) == [special[0][1], *plain]
 
 
+CACHED = "__import__('tandemrt.engines.text.tokenizer', fromlist=['reopened']).reopened.cache_info().currsize"
 CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
 ASKED = [{"role": "user", "content": "hello"}]
@@ -155,16 +166,39 @@ def test_a_template_that_takes_too_much_memory_is_refused(token_ids, template: s
 
 
 def test_a_template_has_no_longer_than_the_request(token_ids) -> None:
-    with pytest.raises(BadRequest, match=r"the chat template took longer than 0\.\d+ s"):
+    with pytest.raises(BadRequest, match=r"the chat template (took longer than 0\.\d+ s|did not (begin|end) before)"):
         token_ids(ASKED, opened("{{ 10**(10**8) }}"), time.monotonic() + 0.3)
 
 
-def test_the_wait_for_a_process_is_limited_without_a_deadline(token_ids, processes: ProcessPool) -> None:
+def test_the_wait_for_a_process_is_limited_without_a_deadline(token_ids, processes: ProcessLanes) -> None:
     tokenizer = opened("{{ 10**(10**8) }}")
     slow = processes.submit(Client("a"), "another prompt", PATIENCE_S, time.sleep, 3.0)
     with pytest.raises(QueueFull, match="the chat template had to wait too long for other requests; try later"):
         token_ids(ASKED, tokenizer, timeout_s=0.3)
     assert slow.result(PATIENCE_S) is None
+
+
+def test_slow_templates_of_two_clients_delay_a_third_one_for_a_moment_only(token_ids, tokenizer, monkeypatch) -> None:
+    monkeypatch.setattr(prompts, "QUICK_BYTES", 10)
+    slow, readers = opened("{{ 10**(10**8) }}"), FairExecutor(3, "test")
+    with closing(prompt_processes(tokenizer)) as processes:
+
+        def read(client: Client, prompt: Prompt, tokenizer: Tokenizer) -> "Future[list[int]]":
+            return readers.submit(client, lambda: token_ids(prompt, tokenizer, client=client, processes=processes))
+
+        waiting = [read(Client(name), ASKED, slow) for name in "aaabbb"]
+        text = "hello world " * 9
+        for name in "cd":
+            assert read(Client(name), text, tokenizer).result(PATIENCE_S) == tokenizer.encode(text)
+        assert not any(task.done() for task in waiting)
+    readers.shutdown(wait=True)
+    assert {type(task.exception()) for task in waiting} == {Closed}
+
+
+def test_a_tokenizer_is_opened_before_the_time_of_a_quick_task_begins(tokenizer: Tokenizer) -> None:
+    with closing(prompt_processes(tokenizer, processes=1)) as processes:
+        cached = processes.submit(UNNAMED, "work", PATIENCE_S, eval, CACHED).result(PATIENCE_S)
+    assert cached == 1
 
 
 def test_long_prompts_get_the_same_tokens_as_short_ones(token_ids, tokenizer, monkeypatch) -> None:
@@ -211,7 +245,7 @@ def test_a_prompt_that_is_too_large_is_refused_before_it_is_read(prompt: Any, ru
         valid_tokens=9,
         limit=100,
         max_bytes=8192,
-        processes=cast("ProcessPool", None),
+        processes=cast("ProcessLanes", None),
         timeout_s=1.0,
     )
     with pytest.raises(BadRequest, match=rule):

@@ -15,7 +15,7 @@ from weakref import WeakMethod
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, Closed, InternalError, QueueFull, named
 from tandemrt.runtime.workers import shutdown
 from tandemrt.runtime.workers.clients import Client
-from tandemrt.runtime.workers.fair import WorkerShares, remove_when_cancelled
+from tandemrt.runtime.workers.fair import WorkerShares, released_worker, remove_when_cancelled
 from tandemrt.runtime.workers.threads import start
 
 if TYPE_CHECKING:
@@ -201,13 +201,14 @@ class ProcessPool:
 def wait_for(task: "Future[Any]", what: str, deadline: float | None) -> Any:
     """Return the result of a submitted task; wait until ``deadline`` at most, then cancel the task.
 
-    ``deadline``: in seconds of ``time.monotonic``; None: no limit. Raises BadRequest then, and as the task does.
+    A thread of a FairExecutor releases its worker meanwhile. ``deadline``: in seconds of ``time.monotonic``; None: no
+    limit. Raises BadRequest then, and as the task does.
     """
-    if deadline is not None:
-        wait([task], max(0.0, deadline - time.monotonic()) + _ANSWER_S)
-        if not task.done():
-            task.cancel()
-            raise BadRequest(f"{what} did not end before the request's time ran out (timeout_s); try later")
+    with released_worker():
+        wait([task], None if deadline is None else max(0.0, deadline - time.monotonic()) + _ANSWER_S)
+    if not task.done():
+        task.cancel()
+        raise BadRequest(f"{what} did not end before the request's time ran out (timeout_s); try later")
     try:
         return task.result()
     finally:
