@@ -145,10 +145,10 @@ IMAGE_SETTINGS = {
 }
 
 
-def tiny_vision(folder: Path, *, experts: bool = False) -> Path:
-    """Write a random Qwen3-VL model in float32: tokens of 8 x 8 pixels, 4 to 24 per image. Return the folder.
+def tiny_vision(folder: Path, kind: str = "qwen3_vl") -> Path:
+    """Write a random model that reads images, in float32: tokens of 8 x 8 pixels, 4 to 24 per image. Return the folder.
 
-    ``experts``: Qwen3-VL-MoE.
+    ``kind``: model_type, a key of _SEEING.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
@@ -156,25 +156,18 @@ def tiny_vision(folder: Path, *, experts: bool = False) -> Path:
     first = 262 + len(DELIMITERS)
     ids = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
     config = AutoConfig.for_model(
-        "qwen3_vl_moe" if experts else "qwen3_vl",
+        kind,
         text_config={
-            **({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48} if experts else {}),
             "vocab_size": VOCAB,
             "hidden_size": 32,
             "intermediate_size": 64,
             "num_hidden_layers": 3,
             "num_attention_heads": 4,
             "num_key_value_heads": 2,
-            "head_dim": 16,
             "max_position_embeddings": 512,
             "bos_token_id": None,
             "eos_token_id": 263,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 500.0,
-                "mrope_section": [4, 2, 2],
-                "mrope_interleaved": True,
-            },
+            **_SEEING[kind],
         },
         vision_config={
             "depth": 3,
@@ -184,7 +177,7 @@ def tiny_vision(folder: Path, *, experts: bool = False) -> Path:
             "out_hidden_size": 32,
             "patch_size": 4,
             "num_position_embeddings": 36,
-            "deepstack_visual_indexes": [0, 1],
+            **({"deepstack_visual_indexes": [0, 1]} if kind.startswith("qwen3_vl") else {}),
         },
         eos_token_id=263,
         **dict(zip(ids, range(first, first + len(ids)), strict=True)),
@@ -274,6 +267,31 @@ _HYBRIDS: dict[str, dict[str, Any]] = {
         "block_auto_adjust_ff_dim": False,
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
+    },
+}
+
+
+_QWEN3_VL: dict[str, Any] = {
+    "head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 500.0,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    },
+}
+_QWEN3_5: dict[str, Any] = {
+    **_DELTA_NET,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "rope_parameters": {**_QWEN3_VL["rope_parameters"], "partial_rotary_factor": 0.25},
+}
+_SEEING: dict[str, dict[str, Any]] = {
+    "qwen3_vl": _QWEN3_VL,
+    "qwen3_vl_moe": {**_QWEN3_VL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+    "qwen3_5": _QWEN3_5,
+    "qwen3_5_moe": {
+        **{name: value for name, value in _HYBRIDS["experts"].items() if name != "model_type"},
+        **_QWEN3_5,
     },
 }
 

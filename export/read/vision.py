@@ -13,7 +13,7 @@ from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.unused_fields import is_unused
 
-TOWERS = ("Qwen3VLForConditionalGeneration", "Qwen3VLMoeForConditionalGeneration")
+TOWERS = tuple(f"Qwen3{kind}ForConditionalGeneration" for kind in ("VL", "VLMoe", "_5", "_5Moe"))
 _PREFIXES = ("model.visual.", "visual.")  # of tensors, since transformers 4.52 and before
 _PROCESSORS = tuple(f"Qwen2VLImageProcessor{kind}" for kind in ("", "Fast", "Pil"))
 _TEXT_ONLY = "leave target.images out, and the bundle reads text only"

@@ -1,6 +1,7 @@
 """``tandemrt run``: answer one prompt."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,6 +44,9 @@ def run(
     model: Model,
     prompt: Annotated[str, typer.Argument(help="User message; with --raw: text to continue.", metavar="PROMPT")],
     schema: Annotated[Path | None, typer.Option(help="File with a JSON schema for the answer.")] = None,
+    image: Annotated[
+        list[Path] | None, typer.Option(help="Image before the message, a PNG, JPEG, WebP or GIF file; repeatable.")
+    ] = None,
     budget: Annotated[
         int | None, typer.Option(help="Largest number of reasoning tokens; 0: none, -1: no limit.")
     ] = None,
@@ -83,6 +87,8 @@ def run(
         rule=rule,
     )
     chat_options = _chat_options(chat_template_kwargs, tools)
+    if raw and image:
+        raise BadRequest("--raw: must not come with --image, images need the chat template")
     if raw and chat_options:
         raise BadRequest(f"--raw: must not come with chat template options, received {', '.join(chat_options)}")
     uses_own_template = not raw and options.chat_template is None
@@ -92,7 +98,7 @@ def run(
     from tandemrt.runtime.llm.llm import LLM
     from tandemrt.runtime.requests.prompt import Chat
 
-    chat_or_text: Prompt = prompt if raw else Chat([{"role": "user", "content": prompt}], **chat_options)
+    chat_or_text: Prompt = prompt if raw else Chat([_message(prompt, image or ())], **chat_options)
     with LLM(bundle, trace=trace, **options.given()) as llm:
         if compare:  # neither run pays for the prompt or the grammar then
             llm.generate(chat_or_text, params.model_copy(update={"max_tokens": 1}))
@@ -133,6 +139,11 @@ def _print_without(answer: "StreamedAnswer", without: "StreamedAnswer", *, same:
     ratio = without.seconds / max(answer.seconds, 1e-9)
     facts = figures(output, without.seconds, sampled=sampled)
     console.print(f"[dim cyan]{facts}; speculation: {ratio:.2f}x[/]", soft_wrap=True)
+
+
+def _message(prompt: str, images: Sequence[Path]) -> dict[str, Any]:
+    parts = [{"type": "image", "image": file} for file in images]
+    return {"role": "user", "content": [*parts, {"type": "text", "text": prompt}] if images else prompt}
 
 
 def _chat_options(variables: str | None, tools: Path | None) -> dict[str, Any]:

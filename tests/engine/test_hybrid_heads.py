@@ -90,18 +90,19 @@ def values(tensor: StoredTensor) -> torch.Tensor:
 
 
 def add_mtp(folder: Path, seed: int = 3, *, stacked: bool = True) -> MtpOfQwen:
-    """Write a random MTP layer into the checkpoint of ``tiny_hybrid``.
+    """Write a random MTP layer into the checkpoint of ``tiny_hybrid``, or into one of its family that reads images.
 
     ``stacked``: its experts are in one tensor, as Qwen publishes them, else in one each, as Qwen's FP8 files have them.
     """
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder).get_text_config()
     config._attn_implementation = "eager"
     layer = MtpOfQwen(config, seed)
     file = folder / "model.safetensors"
     tensors = layer.tensors() if stacked else one_by_one(layer.tensors())
     save_file(load_file(file) | tensors, file, metadata={"format": "pt"})
     fields = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(fields | {"mtp_num_hidden_layers": 1}))
+    fields.get("text_config", fields)["mtp_num_hidden_layers"] = 1
+    (folder / "config.json").write_text(json.dumps(fields))
     return layer
 
 

@@ -25,6 +25,7 @@ from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.request import RequestOutput
+from tests.engine.test_hybrid_heads import add_mtp
 from tests.makers import IMAGE_SETTINGS, IMAGE_TOKENS, tiny_checkpoint, tiny_tokenizer, tiny_vision, write_recipe
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=8, logprobs_mode="raw", ignore_eos=True)
@@ -35,6 +36,12 @@ IMAGE_TOKEN = 269
 def bundle(folder: Path, target: Path, name: str, **recipe: Any) -> Path:
     file = write_recipe(folder / f"{name}.toml", target=target, length=400, **recipe)
     return build(Recipe.load(file), folder / name).folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of the command line."""
+    return tmp_path
 
 
 @pytest.fixture(scope="module")
@@ -164,15 +171,19 @@ def drawn_request(draw: random.Random) -> tuple[list[dict[str, Any]], SamplingPa
     return asked(*parts, "end"), params
 
 
-@pytest.mark.parametrize("opened", ["in_chunks", "drafted"])
-def test_speculation_and_neighbours_change_no_text_after_images(request: pytest.FixtureRequest, opened: str) -> None:
-    llm, draw = request.getfixturevalue(opened), random.Random(3)
-    requests = [drawn_request(draw) for _ in range(24)]
+def require_same_texts_without_drafts(llm: LLM, count: int) -> None:
+    draw = random.Random(3)
+    requests = [drawn_request(draw) for _ in range(count)]
     together = llm.generate([messages for messages, _ in requests], [params for _, params in requests])
     assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
     for (messages, params), result in zip(requests, together, strict=True):
         alone = llm.chat(messages, params.model_copy(update={"num_draft_tokens": 0}))
         assert [output.token_ids for output in alone.outputs] == [output.token_ids for output in result.outputs]
+
+
+@pytest.mark.parametrize("opened", ["in_chunks", "drafted"])
+def test_speculation_and_neighbours_change_no_text_after_images(request: pytest.FixtureRequest, opened: str) -> None:
+    require_same_texts_without_drafts(request.getfixturevalue(opened), 24)
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **save: Any) -> bytes:
@@ -197,6 +208,18 @@ def test_paths_bytes_arrays_and_data_urls_are_the_same_image(in_chunks: LLM, tmp
         for part in parts
     }
     assert len(texts) == 1
+
+
+def test_the_command_line_reads_images(run: Any, in_chunks: LLM, tmp_path: Path) -> None:
+    file = tmp_path / "picture.png"
+    picture(30).save(file)
+    command = ("run", str(in_chunks.bundle.folder), "see", "--max-tokens", "8")
+    code, out, err = run(*command, "--image", str(file), "--image", str(file), "--json")
+    assert code == 0, err
+    limits = SamplingParams(temperature=0, max_tokens=8)
+    assert json.loads(out)["token_ids"] == in_chunks.chat(asked(picture(30), picture(30), "see"), limits).token_ids
+    code, _, err = run(*command, "--image", str(file), "--raw")
+    assert (code, "must not come with --image" in err) == (2, True)
 
 
 HUGE = encoded(Image.new("1", (9000, 9000)))  # 81 megapixels in 10 kB
@@ -302,13 +325,26 @@ def test_a_quantized_target_reads_images_under_drafts(target: Path, tmp_path: Pa
             assert [output.token_ids for output in drafted.outputs] == [output.token_ids for output in alone.outputs]
 
 
-def test_a_mixture_of_experts_reads_images(tmp_path: Path) -> None:
-    folder = tiny_vision(tmp_path / "target", experts=True)
+@pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+def test_other_families_read_images(tmp_path: Path, kind: str) -> None:
+    folder = tiny_vision(tmp_path / "target", kind)
     model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
-    with LLM(bundle(tmp_path, folder, "experts", drafting=NGRAM)) as llm:
-        result = llm.chat(asked("see ", picture(1), " and the end"), GREEDY)
-    expected = expected_logprobs(model, result.prompt_token_ids, result.token_ids, [picture(1)])
-    require_equal_logprobs(result, expected)
+    with LLM(bundle(tmp_path, folder, "family", drafting=NGRAM)) as llm:
+        messages = asked("an" * 40, picture(1), "see ", picture(2, 90, 20), " and the end")
+        for cached in (False, True):
+            result = llm.chat(messages, GREEDY)
+            assert (result.num_cached_tokens > 0) is cached
+            images = [picture(1), picture(2, 90, 20)]
+            expected = expected_logprobs(model, result.prompt_token_ids, result.token_ids, images)
+            require_equal_logprobs(result, expected)
+
+
+def test_an_mtp_layer_drafts_after_images(tmp_path: Path) -> None:
+    folder = tiny_vision(tmp_path / "target", "qwen3_5")
+    add_mtp(folder)
+    drafting = f'kind = "mtp"\ncheckpoint = "{folder}"\nnum_draft_tokens = 4'
+    with LLM(bundle(tmp_path, folder, "mtp", drafting=drafting)) as llm:
+        require_same_texts_without_drafts(llm, 8)
 
 
 def test_every_check_passes(in_chunks: LLM) -> None:
