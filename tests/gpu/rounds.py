@@ -29,6 +29,7 @@ MIXED: Requests = [
     ("hello the world", {"temperature": 0.0, "max_tokens": 30}),
     ("hello the world", {"temperature": 0.7, "seed": 5, "max_tokens": 30}),
     ("and the", {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "seed": -3, "max_tokens": 25}),
+    ("and the", {"temperature": 1.6, "top_n_sigma": 1.3, "top_k": 90, "seed": 21, "max_tokens": 25}),
     ("x", {"temperature": 1.0, "seed": 2**64 - 1, "max_tokens": 1}),
     ("why <think>", {"temperature": 0.9, "seed": 8, "thinking_token_budget": 7, "max_tokens": 40}),
     ("why <think>", {"temperature": 0.0, "thinking_token_budget": 0, "max_tokens": 20}),
