@@ -84,7 +84,7 @@ def differences(config: Any, expected: Any) -> list[str]:
 def _messages() -> Any:
     try:
         from tritonclient.grpc import model_config_pb2
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # RuntimeError: tritonclient without its extra grpc
         raise BackendUnavailable(
             f"tritonclient: writing a model repository needs it ({error}); {pip_install('triton')}"
         ) from error
