@@ -3,9 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from tandemrt.engines.options.options import RuntimeOptions, ServedOptions, draft_tokens_from_text, draft_tokens_to_text
+from tandemrt.engines.options.options import ServedOptions, draft_tokens_to_text
+from tandemrt.engines.options.text_options import OptionsFromText
 from tandemrt.engines.validation.errors import BadRepository, BadRequest
 from tandemrt.engines.validation.records import reject
 
@@ -13,15 +14,13 @@ SERVERS_OWN = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_AUT
 """Parameters that belong to Triton's Python backend."""
 
 
-class Deployment(RuntimeOptions):
+class Deployment(OptionsFromText):
     """The bundle that a served model opens, and its RuntimeOptions except ``device``, which instance_group sets.
 
     Attributes:
         bundle: folder of the bundle, absolute or relative to the model's version folder.
         tandemrt_version: version of tandemrt that wrote the repository.
     """
-
-    model_config = ConfigDict(strict=False)  # every value is text
 
     bundle: Annotated[str, Field(min_length=1)]
     tandemrt_version: str
@@ -38,8 +37,6 @@ class Deployment(RuntimeOptions):
         """Parse a configuration's parameters. Raises BadRepository for an unknown name or a value out of range."""
         values: dict[str, Any] = {key: value for key, value in parameters.items() if key not in SERVERS_OWN}
         try:
-            if "num_draft_tokens" in values:
-                values["num_draft_tokens"] = draft_tokens_from_text(values["num_draft_tokens"])
             return cls(**values)
         except BadRequest as error:
             raise BadRepository(f"parameters of the model's configuration: {error}") from error

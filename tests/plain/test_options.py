@@ -27,6 +27,7 @@ from tandemrt.engines.options.options import (
     draft_tokens_from_text,
     draft_tokens_to_text,
 )
+from tandemrt.engines.options.text_options import OptionsFromText
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.servers.openai.config import ServerConfig
 
@@ -111,6 +112,20 @@ def test_a_served_model_has_every_option_except_the_device() -> None:
     assert deployment.llm_arguments() == values
     with pytest.raises(BadRequest, match="device: must not be a parameter: instance_group sets the device"):
         Deployment(bundle="b", tandemrt_version="1", device="cuda")
+
+
+def test_options_are_read_from_texts() -> None:
+    options = OptionsFromText(threads="2", overlap="true", num_draft_tokens="1:4,33:2", fill_timeout_s="0.5")  # type: ignore[arg-type]
+    assert options.given() == {
+        "threads": 2,
+        "overlap": True,
+        "num_draft_tokens": {1: 4, 33: 2},
+        "fill_timeout_s": 0.5,
+    }
+    with pytest.raises(BadRequest, match="threads: must be at least 1, received 0"):
+        OptionsFromText(threads="0")  # type: ignore[arg-type]
+    with pytest.raises(BadRequest, match="num_draft_tokens: must be a number, or a table"):
+        OptionsFromText(num_draft_tokens="many")
 
 
 def test_the_guide_describes_every_option() -> None:
