@@ -22,7 +22,7 @@ class CancelledAnswers:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        sent = _SentResponse(send)
+        sent = SentResponse(send)
         try:
             await self._app(scope, receive, sent.send)
         except asyncio.CancelledError:
@@ -38,7 +38,7 @@ class CancelledAnswers:
                 await send({"type": "http.response.body", "body": event, "more_body": False})
 
 
-class _SentResponse:
+class SentResponse:
     """The part of a response that was sent."""
 
     def __init__(self, send: Send) -> None:

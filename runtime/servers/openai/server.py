@@ -83,6 +83,21 @@ def open_models(folders: Mapping[str, Path], options: RuntimeOptions, trace: Pat
         yield Models(llms, created=int(time.time()))
 
 
+def guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
+    """Wrap ``app`` with what does not depend on how it answers: host names, pages of other origins, log, bodies."""
+    if config.host_names is not None:
+        app = KnownHosts(app, config.host_names)
+    if config.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.allowed_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["Retry-After"],
+        )
+    return DrainedBodies(AccessLog(app), config.body_timeout_s)
+
+
 class Server(uvicorn.Server):
     """Serves ``models``. ``on_ready`` receives the server's URL once it accepts requests.
 
@@ -91,19 +106,7 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, models: Models, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
-        app: ASGIApp = CancelledAnswers(create_app(models, config))
-        if config.host_names is not None:
-            app = KnownHosts(app, config.host_names)
-        if config.allowed_origins:
-            app = CORSMiddleware(
-                app,
-                allow_origins=config.allowed_origins,
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-                expose_headers=["Retry-After"],
-            )
-        app = AccessLog(app)
-        app = DrainedBodies(app, config.body_timeout_s)
+        app = guarded(CancelledAnswers(create_app(models, config)), config)
         self._spans: RequestSpans | None = None
         if exports_traces(config.otlp_traces_endpoint):
             from tandemrt.runtime.servers.openai import spans  # an extra
@@ -115,6 +118,7 @@ class Server(uvicorn.Server):
                 host=config.host,
                 port=config.port,
                 http=partial(LimitedProtocol, limits=ConnectionLimits(config)),  # type: ignore[arg-type]  # is called
+                loop="asyncio",  # the tested one, also where another package has brought uvloop
                 ws="none",
                 proxy_headers=bool(config.trusted_proxies),
                 forwarded_allow_ips=[*config.trusted_proxies],
@@ -130,7 +134,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             for listener in sockets or []:
-                listener.listen(self.config.backlog)  # uvloop, which uvicorn uses if it is installed, hides the error
+                listener.listen(self.config.backlog)
         except OSError as error:  # another server bound the port at the same time and listens first
             raise unavailable(self._settings, error) from error
         await super().startup(sockets)
