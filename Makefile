@@ -40,7 +40,7 @@ DEMO ?= demo
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
-.PHONY: help demo real serve test test-python test-others test-hybrids test-real test-vocabularies test-tensorrt test-serve test-clients test-gpu gpu test-fast check format bench docs clean
+.PHONY: help demo real serve test test-python test-others test-hybrids test-real test-vocabularies test-tensorrt test-serve test-clients test-ray test-demo-servers test-gpu gpu test-fast check format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s  %s\n", $$1, $$2 }' Makefile
@@ -69,7 +69,7 @@ test-python: $(VENV)/.dev ## run the tests that need no other environment
 	nice -n 10 $(BIN)/python -m pytest $(PARALLEL)
 
 test-others:
-	@$(MAKE) --no-print-directory --output-sync=target test-serve test-real test-tensorrt test-clients
+	@$(MAKE) --no-print-directory --output-sync=target test-serve test-real test-tensorrt test-demo-servers
 	@$(BIN)/python -m tools.quality.vocabularies $(VOCABULARIES); case $$? in \
 		0) $(MAKE) --no-print-directory test-vocabularies ;; \
 		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
@@ -93,6 +93,13 @@ test-serve: $(SERVE_VENV)/.ready ## run the tests that need a Triton server
 
 test-clients: $(VENV)/.dev $(CLIENTS_VENV)/.ready ## run the tests of clients that need an environment of their own
 	CLIENTS_PYTHON=$(CLIENTS)/python $(BIN)/python -m pytest tests/clients
+
+# One process for both, because they share the demo.
+test-demo-servers: $(VENV)/.dev $(CLIENTS_VENV)/.ready
+	CLIENTS_PYTHON=$(CLIENTS)/python $(BIN)/python -m pytest tests/clients tests/ray
+
+test-ray: $(VENV)/.dev ## run the tests of replicas on Ray Serve: two on this machine, one killed under load
+	$(BIN)/python -m pytest tests/ray
 
 test-gpu: gpu $(GPU_VENV)/.ready ## run the tests that need a CUDA GPU
 	@$(GPU)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and f"torch {torch.__version__} finds no CUDA GPU: rm -r $(GPU_VENV), then make test-gpu with a CUDA build of torch, GPU_TORCH=...")'

@@ -17,11 +17,10 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.command_options import LIMITS, SERVER, takes_options
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, TandemError
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, TandemError, quoted
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli.arguments import Draft, Dtype, MaxModelLen, Trace
-
-KEY_VARIABLE = "TANDEMRT_API_KEY"
+from tandemrt.runtime.cli.serve_ray import KEY_VARIABLE, serve_with_ray
 
 
 @takes_options(leave_out=("profile",))
@@ -150,6 +149,17 @@ def serve(
             rich_help_panel=SERVER,
         ),
     ] = None,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Serve with replicas of Ray Serve, on this machine or its cluster.")
+    ] = False,
+    replicas: Annotated[
+        str,
+        typer.Option(
+            help="With --ray: number of replicas, or a range that follows the load, such as 1:8. On a CPU each takes "
+            "--threads cores (default: 1).",
+            metavar="NUMBER|RANGE",
+        ),
+    ] = "1",
     trace: Trace = None,
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
@@ -158,11 +168,12 @@ def serve(
     options: RuntimeOptions,
 ) -> None:
     """Serve bundles over HTTP with the APIs of OpenAI and Anthropic."""
-    _import_for_gpu(models, options)
+    if not ray:
+        _import_for_gpu(models, options)
     try:
         from tandemrt.runtime.servers.openai.access_log import log_to_stderr
         from tandemrt.runtime.servers.openai.addresses import bind
-        from tandemrt.runtime.servers.openai.config import ServerConfig
+        from tandemrt.runtime.servers.openai.config import MAX_CONNECTIONS, ServerConfig
         from tandemrt.runtime.servers.openai.connections import allow_connections
         from tandemrt.runtime.servers.openai.server import Server, bundles_by_name, open_models
         from tandemrt.runtime.servers.openai.tracing import exports_traces
@@ -180,7 +191,7 @@ def serve(
         max_body=max_body,
         max_bodies=max_bodies,
         max_answer=max_answer,
-        max_connections=allow_connections(max_connections),
+        max_connections=MAX_CONNECTIONS if ray and max_connections is None else allow_connections(max_connections),
         max_connections_per_address=max_connections_per_address,
         header_timeout_s=header_timeout,
         body_timeout_s=body_timeout,
@@ -191,12 +202,20 @@ def serve(
         salt_cache_by=salt_cache_by,
         grace_s=grace,
     )
+    build = BuildOptions(max_model_len, dtype, draft)
+    if ray:
+        if trace is not None:
+            raise BadRequest("--trace: follows one engine, received it with --ray; leave one of them out")
+        serve_with_ray(models, build, options, config, replicas, log_level)
+        return
+    if replicas != "1":
+        raise BadRequest(f"--replicas: needs --ray, received {quoted(replicas)} without it; add --ray")
     if otlp_traces_endpoint is not None:
         exports_traces(otlp_traces_endpoint)  # a missing package is an error before models are opened
     with ExitStack() as stack:
         # The port is taken first: building and opening models takes long.
         sockets = [stack.enter_context(each) for each in bind(config)]
-        folders = bundles_by_name(models, BuildOptions(max_model_len, dtype, draft))
+        folders = bundles_by_name(models, build)
         if trace is not None and len(folders) > 1:
             raise BadRequest(f"--trace: follows one bundle, received it with {len(folders)}; serve each by itself")
         for folder in folders.values():

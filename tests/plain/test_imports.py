@@ -99,7 +99,7 @@ def test_the_package_is_the_four_folders_under_one_name() -> None:
         assert link.resolve() == ROOT / folder
 
 
-@pytest.mark.parametrize("folder", ["gpu", "real", "serve", "tensorrt", "vocabularies"])
+@pytest.mark.parametrize("folder", ["gpu", "ray", "real", "serve", "tensorrt", "vocabularies"])
 def test_tests_of_other_environments_import_existing_names(folder: str) -> None:
     """Most test runs do not import these tests and would miss a renamed object."""
     files = [ROOT / "tests" / "conftest.py", *(ROOT / "tests" / folder).rglob("*.py")]

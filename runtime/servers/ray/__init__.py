@@ -1,0 +1,1 @@
+"""Serve bundles with replicas of Ray Serve. Imports ray, the extra ``ray``."""
