@@ -138,6 +138,16 @@ def serve(
             rich_help_panel=SERVER,
         ),
     ] = None,
+    batch_folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for files and batches: serve /v1/files and /v1/batches. Default: neither is served.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+    batch_bytes: Annotated[
+        int, typer.Option(min=1, help="Bytes of all files in --batch-folder.", rich_help_panel=LIMITS)
+    ] = 4 << 30,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         typer.Option(help="Least severe messages to print; info: one line per request.", rich_help_panel=SERVER),
@@ -171,6 +181,7 @@ def serve(
     if not ray:
         _import_for_gpu(models, options)
     try:
+        from tandemrt.runtime.servers.batch.routes import batch_routes
         from tandemrt.runtime.servers.openai.access_log import log_to_stderr
         from tandemrt.runtime.servers.openai.addresses import bind
         from tandemrt.runtime.servers.openai.config import MAX_CONNECTIONS, ServerConfig
@@ -201,6 +212,8 @@ def serve(
         trusted_proxies=_listed(trusted_proxies or ""),
         salt_cache_by=salt_cache_by,
         grace_s=grace,
+        batch_folder=batch_folder,
+        batch_bytes=batch_bytes,
     )
     build = BuildOptions(max_model_len, dtype, draft)
     if ray:
@@ -231,8 +244,12 @@ def serve(
             console.print(f"serving {', '.join(folders)} at {address}; chat: {page}", soft_wrap=True, highlight=False)
 
         log_to_stderr(log_level)
-        with suppress(KeyboardInterrupt), open_models(folders, options, trace) as opened:
-            Server(opened, config, on_ready).run(sockets)
+        with (
+            suppress(KeyboardInterrupt),
+            open_models(folders, options, trace) as opened,
+            batch_routes(opened, config) as routers,
+        ):
+            Server(opened, config, on_ready, routers).run(sockets)
 
 
 def _listed(text: str) -> tuple[str, ...]:

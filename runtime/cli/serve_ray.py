@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 KEY_VARIABLE = "TANDEMRT_API_KEY"
 APPLICATION = "tandemrt"
 OBJECT_STORE = 256 << 20  # bytes, of a cluster that the command starts: it holds requests and answers on their way
-# Ray's proxy has the connections, so that these options of ``serve`` would have no effect.
+# Options of ``serve`` that would have no effect: Ray's proxy has the connections, and batches belong to one process.
 UNSUPPORTED = (
     "dashboard_texts",
     "ssl_certfile",
@@ -36,6 +36,7 @@ UNSUPPORTED = (
     "write_timeout_s",
     "otlp_traces_endpoint",
     "trusted_proxies",
+    "batch_folder",
 )
 
 
@@ -52,8 +53,7 @@ def serve_with_ray(
         if field.name in UNSUPPORTED and getattr(config, field.name) != field.default:
             option = field.name.removesuffix("_s").replace("_", "-")
             raise BadRequest(
-                f"--{option}: has no effect with --ray, whose proxy has the connections, received "
-                f"{quoted(getattr(config, field.name))}; leave it out"
+                f"--{option}: has no effect with --ray, received {quoted(getattr(config, field.name))}; leave it out"
             )
     try:
         import ray

@@ -10,6 +10,7 @@ import pytest
 
 from tandemrt import LLM
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.servers.batch.routes import batch_routes
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tandemrt.runtime.servers.openai.server import Server, open_models
 from tests.openai.client import Served
@@ -28,8 +29,11 @@ def serving(bundle: Path | Mapping[str, Path], door: ServerConfig, options: Runt
         addresses.append(address)
         answers.set()
 
-    with open_models({"demo": bundle} if isinstance(bundle, Path) else bundle, options) as models:
-        server = Server(models, door, ready)
+    with (
+        open_models({"demo": bundle} if isinstance(bundle, Path) else bundle, options) as models,
+        batch_routes(models, door) as routers,
+    ):
+        server = Server(models, door, ready, routers)
         thread = threading.Thread(target=server.run, name="server")
         thread.start()
         try:

@@ -90,6 +90,11 @@ def test_every_line_gets_the_answer_of_the_server(demo_bundle: Path, served: Ser
     assert {error["custom_id"] for error in errors} == {request.custom_id for request in lines[8:]}
 
 
+def test_files_and_batches_are_served_only_with_a_folder(served: Served) -> None:
+    assert served.ask("/v1/files")[0] == 404
+    assert served.ask("/v1/batches", {})[0] == 404
+
+
 def test_an_ordered_batch_has_the_order_of_its_lines(demo_bundle: Path, tmp_path: Path) -> None:
     lines = completions(40)
     lines = [

@@ -3,10 +3,11 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.validation.errors import BadRequest, QueueFull, TandemError
 from tandemrt.runtime.servers.batch.lines import BatchLine
 from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotifier
@@ -17,6 +18,8 @@ from tandemrt.runtime.servers.openai.served_models import Models
 from tandemrt.runtime.workers.fair import FairExecutor
 
 log = logging.getLogger(__name__)
+
+Prepare = Callable[[SamplingParams], SamplingParams]
 
 READER_THREADS = 4  # parse and queue prompts
 _RETRY_S = 0.05
@@ -37,16 +40,24 @@ class BatchEngine:
     Args:
         notifier, readers, writers: as the server's.
         max_answer: bytes of an answer besides its texts (AnswerSize).
+        prepare: changes the parameters of each request.
     """
 
     def __init__(
-        self, models: Models, notifier: EventNotifier, readers: FairExecutor, writers: FairExecutor, max_answer: int
+        self,
+        models: Models,
+        notifier: EventNotifier,
+        readers: FairExecutor,
+        writers: FairExecutor,
+        max_answer: int,
+        prepare: Prepare,
     ) -> None:
         self._models = models
         self._notifier = notifier
         self._readers = readers
         self._writers = writers
         self._max_answer = max_answer
+        self._prepare = prepare
         self._queueing = asyncio.Lock()  # of the one request that waits for room in a full queue
 
     async def answer(self, line: BatchLine) -> BatchAnswer:
@@ -81,6 +92,7 @@ class BatchEngine:
         parsed, name, llm = self._models.parse(line.body, endpoint, network="")
         if parsed.stream:
             raise BadRequest("stream: must be false in a batch, received True; leave it out")
+        parsed = replace(parsed, params=self._prepare(parsed.params))
         stream = AsyncAnswer(llm, parsed, self._notifier, self._readers, self._max_answer)
         try:
             await stream.start()
@@ -93,12 +105,14 @@ class BatchEngine:
 
 
 @asynccontextmanager
-async def batch_engine(models: Models, max_answer: int) -> AsyncIterator[BatchEngine]:
+async def batch_engine(
+    models: Models, max_answer: int, prepare: Prepare = lambda params: params
+) -> AsyncIterator[BatchEngine]:
     """Yield a BatchEngine with threads of its own."""
     readers = FairExecutor(READER_THREADS, "tandemrt-reader")
     writers = FairExecutor(WRITER_THREADS, "tandemrt-writer")
     try:
-        yield BatchEngine(models, EventNotifier(), readers, writers, max_answer)
+        yield BatchEngine(models, EventNotifier(), readers, writers, max_answer, prepare)
     finally:
         readers.shutdown(wait=False)
         writers.shutdown(wait=False)

@@ -19,6 +19,10 @@ from tandemrt.runtime.servers.batch.answers import BatchAnswer
 OUTPUT, ERRORS, JOB = "output.jsonl", "errors.jsonl", "batch.json"
 
 
+class UnusableFolder(BadRequest):
+    """A folder belongs to another batch, or cannot be written."""
+
+
 @dataclass(frozen=True)
 class BatchJob:
     """What the answers of a folder belong to. A later run continues them only if all of it is the same.
@@ -40,8 +44,9 @@ class BatchFolder:
     """The two files of a folder.
 
     Attributes:
-        answered: ``custom_id`` of each answer and each error of earlier runs.
-        errors: number of errors, of this run as well.
+        answered: ``custom_id`` of each answer and each error, of earlier runs as well.
+        errors: number of the errors among them.
+        size: bytes of both files.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,9 +54,10 @@ class BatchFolder:
         failed = _resume(folder / ERRORS)
         self.answered = _resume(folder / OUTPUT) | failed
         self.errors = len(failed)
+        self.size = sum((folder / name).stat().st_size for name in (OUTPUT, ERRORS))
 
     def write(self, answer: BatchAnswer) -> None:
-        """Append an answer. Raises BadRequest if it cannot be written."""
+        """Append an answer. Raises UnusableFolder."""
         fields = {"id": f"batch_req_{uuid4().hex}", "custom_id": answer.line.custom_id}
         response = {"status_code": answer.status, "request_id": f"req_{uuid4().hex}"}
         line = b'%s, "response": %s, "body": %s}, "error": null}\n' % (
@@ -63,16 +69,18 @@ class BatchFolder:
             with (self._folder / (OUTPUT if answer.status == 200 else ERRORS)).open("ab") as file:
                 file.write(line)
         except OSError as error:  # for example a full disk
-            raise BadRequest(
+            raise UnusableFolder(
                 f"--out: must be a folder with room for the answers, received {clipped(self._folder)}: "
                 f"{error.strerror}; make room, then the same command continues"
             ) from error
+        self.answered.add(answer.line.custom_id)
         self.errors += answer.status != 200
+        self.size += len(line)
 
 
 @contextmanager
 def open_folder(folder: Path, job: BatchJob) -> Iterator[BatchFolder]:
-    """Open ``folder`` for the answers of ``job``, or make it. Raises BadRequest if it belongs to something else."""
+    """Open ``folder`` for the answers of ``job``, or make it. Raises UnusableFolder."""
     with ExitStack() as stack:
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +130,7 @@ def _resume(path: Path) -> set[str]:
     return answered
 
 
-def _unusable(folder: Path, problem: str) -> BadRequest:
-    return BadRequest(
+def _unusable(folder: Path, problem: str) -> UnusableFolder:
+    return UnusableFolder(
         f"--out: must be a folder for this batch alone, received {clipped(folder)}: {problem}; name another"
     )

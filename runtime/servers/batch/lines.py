@@ -25,6 +25,20 @@ class BatchLine(Section):
     body: dict[str, Any]
 
 
+class BadFile(BadRequest):
+    """A file that is no batch.
+
+    Attributes:
+        problem: why, without the name of the file.
+        line: number of the line that is wrong, if it is one.
+    """
+
+    def __init__(self, message: str, problem: str, line: int | None = None) -> None:
+        super().__init__(message)
+        self.problem = problem
+        self.line = line
+
+
 @dataclass(frozen=True)
 class CheckedFile:
     """A file whose lines are all requests.
@@ -43,11 +57,11 @@ class CheckedFile:
         return (line for line, _, _ in _read(self.path))
 
 
-def check_file(path: Path, models: Collection[str]) -> CheckedFile:
+def check_file(path: Path, models: Collection[str], url: str | None = None, most: int | None = None) -> CheckedFile:
     """Read the whole file once. Only ``custom_id`` of each line stays in memory.
 
-    Raises BadRequest, with the number of the line: it is no request, an earlier line has its ``custom_id``, or it asks
-    for a model that is not among ``models``.
+    Raises BadFile, with the number of the line: it is no request, an earlier line has its ``custom_id``, it asks for a
+    model that is not among ``models``, it is for another endpoint than ``url``, or it is one line more than ``most``.
     """
     first_lines: dict[str, int] = {}  # by custom_id
     digest = hashlib.sha256()
@@ -59,8 +73,13 @@ def check_file(path: Path, models: Collection[str]) -> CheckedFile:
                 path, number, f"custom_id: must be unique, received {quoted(line.custom_id)}, as in line {first}"
             )
         _require_model(path, number, line, models)
+        if url not in (None, line.url):
+            raise _rejected(path, number, f"url: must be that of the batch, {url}, received {quoted(line.url)}")
+        if most is not None and len(first_lines) > most:
+            raise _rejected(path, number, f"a batch must have at most {most} requests, received more; split it")
     if not first_lines:
-        raise BadRequest(f"FILE: must hold at least one request, received {clipped(path)}, which has none; add lines")
+        problem = "must hold at least one request"
+        raise BadFile(f"FILE: {problem}, received {clipped(path)}, which has none; add lines", problem)
     return CheckedFile(path, len(first_lines), digest.hexdigest())
 
 
@@ -99,10 +118,10 @@ def _require_model(path: Path, number: int, line: BatchLine, models: Collection[
         raise _rejected(
             path,
             number,
-            f"body.model: must be one of {', '.join(models)}, received {quoted(model)}; write NAME=MODEL in place of "
-            "MODEL to choose the name",
+            f"body.model: must be one of {', '.join(models)}, received {quoted(model)}; correct it, or "
+            "serve the model under this name",
         )
 
 
-def _rejected(path: Path, number: int, problem: str) -> BadRequest:
-    return BadRequest(f"{clipped(path)} line {number}: {problem}")
+def _rejected(path: Path, number: int, problem: str) -> BadFile:
+    return BadFile(f"{clipped(path)} line {number}: {problem}", problem, number)

@@ -54,8 +54,11 @@ PARSER_THREADS = 16  # parse and queue requests; one client occupies all but one
 _SMALL_BODY = 16 << 10  # bytes; a body up to this size is parsed on the event loop
 
 
-def create_app(models: Models, config: ServerConfig) -> FastAPI:
-    """Return the application that serves ``models``. Its limits of connections are not those of ``config``."""
+def create_app(models: Models, config: ServerConfig, routers: Sequence[APIRouter] = ()) -> FastAPI:
+    """Return the application that serves ``models``, and ``routers`` to clients with the key.
+
+    Its limits of connections are not those of ``config``.
+    """
     for llm in models.llms.values():
         detect_format(llm.tokenizer.chat_templates)  # cached, so that no request waits for it
     require_key = _key_check(config.api_key)
@@ -75,7 +78,8 @@ def create_app(models: Models, config: ServerConfig) -> FastAPI:
     app.add_route("/docs", show_start)
     app.add_route("/docs/{path:path}", show_file)
     app.include_router(_conversions(models, config), dependencies=[key])
-    app.include_router(_model_cards(models), dependencies=[key])
+    for router in (_model_cards(models), *routers):
+        app.include_router(router, dependencies=[key])
     app.include_router(_status(models, [] if config.metrics_without_key else [key]))
     app.add_api_route("/version", _version, dependencies=[key])
     app.add_exception_handler(TandemError, _error_response)

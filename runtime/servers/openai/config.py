@@ -47,6 +47,8 @@ class ServerConfig:
         salt_cache_by: whose requests share cached prefixes: those of an address (IPv6: of one /64 network), or those
             with the same key; None: all.
         grace_s: seconds that running requests get after a stop signal; None: until they finish.
+        batch_folder: folder of the files and batches of /v1/files and /v1/batches; None: neither is served.
+        batch_bytes: bytes that these files may have in all.
     """
 
     host: str = "127.0.0.1"
@@ -70,6 +72,8 @@ class ServerConfig:
     trusted_proxies: tuple[str, ...] = ()
     salt_cache_by: SaltBy | None = None
     grace_s: int | None = None
+    batch_folder: Path | None = None
+    batch_bytes: int = 4 << 30
 
     def __post_init__(self) -> None:
         if self.api_key is not None and (_UNSENDABLE.search(self.api_key) or not self.api_key):

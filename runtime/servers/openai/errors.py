@@ -26,6 +26,10 @@ class UnknownModel(TandemError):
     """A request names a model that is not served."""
 
 
+class UnknownObject(TandemError):
+    """A request names a file or a batch that its key did not create."""
+
+
 class UnsupportedEndpoint(TandemError):
     """A request is for an endpoint of OpenAI's that this server does not have."""
 
@@ -75,6 +79,7 @@ _STATUSES: Mapping[type[BaseException], ErrorStatus] = {
     BadRequest: ErrorStatus(400, "invalid_request_error"),
     ContextLengthExceeded: ErrorStatus(400, "invalid_request_error", "context_length_exceeded"),
     UnknownModel: ErrorStatus(404, "invalid_request_error", "model_not_found"),
+    UnknownObject: ErrorStatus(404, "invalid_request_error"),
     UnsupportedEndpoint: ErrorStatus(404, "invalid_request_error", "unsupported_endpoint"),
     InvalidApiKey: ErrorStatus(401, "invalid_request_error", "invalid_api_key"),
     UnknownHost: ErrorStatus(403, "invalid_request_error", "unknown_host"),

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import uvicorn
+from fastapi import APIRouter
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
@@ -99,14 +100,20 @@ def guarded(app: ASGIApp, config: ServerConfig) -> ASGIApp:
 
 
 class Server(uvicorn.Server):
-    """Serves ``models``. ``on_ready`` receives the server's URL once it accepts requests.
+    """Serves ``models`` and ``routers``. ``on_ready`` receives the server's URL once it accepts requests.
 
     SIGTERM or SIGINT ends ``run``. The grace period is for requests; a second SIGINT ends it. A client that has not
     taken its last answer FLUSH_S later is disconnected.
     """
 
-    def __init__(self, models: Models, config: ServerConfig, on_ready: Callable[[str], None]) -> None:
-        app = guarded(CancelledAnswers(create_app(models, config)), config)
+    def __init__(
+        self,
+        models: Models,
+        config: ServerConfig,
+        on_ready: Callable[[str], None],
+        routers: Sequence[APIRouter] = (),
+    ) -> None:
+        app = guarded(CancelledAnswers(create_app(models, config, routers)), config)
         self._spans: RequestSpans | None = None
         if exports_traces(config.otlp_traces_endpoint):
             from tandemrt.runtime.servers.openai import spans  # an extra
