@@ -16,7 +16,7 @@ template <class T>
 __device__ void route_few(const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
                           const typename T::Element* factors, float* weights, int* order, int* places, int* ends,
                           int4* items, int* item_count) {
-    __shared__ int ids[FEW_PAIRS];
+    __shared__ __align__(16) int ids[FEW_PAIRS];
     __shared__ float unread[FEW_PAIRS];
     for (int row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
         float* to = (blockIdx.x == 0 ? weights : unread) + row * per_token;

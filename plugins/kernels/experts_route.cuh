@@ -62,6 +62,13 @@ __device__ void choose(const typename T::Element* logits, int experts, int per_t
     }
 }
 
+// The experts of pairs `first` to `first` + 3; -1 after the last pair. `first` is a multiple of 4.
+__device__ __forceinline__ int4 four_ids(const int* ids, int first, int pairs) {
+    if (first + 4 <= pairs) return *reinterpret_cast<const int4*>(ids + first);
+    auto id = [&](int pair) { return pair < pairs ? ids[pair] : -1; };
+    return make_int4(id(first), id(first + 1), id(first + 2), id(first + 3));
+}
+
 // Part of block e: the pairs of expert e in order and the place of each, ``ends``[e], and its items {expert, first
 // place, pairs}.
 __device__ void place(const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items,
@@ -70,7 +77,13 @@ __device__ void place(const int* ids, int pairs, int experts, int* order, int* p
     int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();
-    for (int p = threadIdx.x; p < pairs; p += blockDim.x) atomicAdd(&counts[ids[p]], 1);
+    for (int p = 4 * threadIdx.x; p < pairs; p += 4 * blockDim.x) {
+        int4 four = four_ids(ids, p, pairs);
+        auto count_one = [&](int id) {
+            if (id >= 0) atomicAdd(&counts[id], 1);
+        };
+        count_one(four.x), count_one(four.y), count_one(four.z), count_one(four.w);
+    }
     __syncthreads();
     if (warp == 0) {
         int placed = 0, cut = 0;
@@ -91,20 +104,27 @@ __device__ void place(const int* ids, int pairs, int experts, int* order, int* p
         ends[expert] = start + count;
         if (expert == experts - 1) *item_count = before[1] + own;
     }
-    for (int base = 0, done = 0; done < count; base += blockDim.x) {
-        int p = base + threadIdx.x;
-        bool mine = p < pairs && ids[p] == expert;
-        u32 same = __ballot_sync(~0u, mine);
-        if (lane == 0) of_warp[warp] = __popc(same);
-        __syncthreads();
-        int at = done + __popc(same & ((1u << lane) - 1));
-        for (int w = 0; w < warps; ++w) {
-            if (w < warp) at += of_warp[w];
-            done += of_warp[w];
+    for (int base = 0, done = 0; done < count; base += 4 * blockDim.x) {
+        int first = base + 4 * threadIdx.x;
+        int4 four = four_ids(ids, first, pairs);
+        bool own[4] = {four.x == expert, four.y == expert, four.z == expert, four.w == expert};
+        int lower = 0, all = 0;  // of lower lanes, and of the warp
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            u32 same = __ballot_sync(~0u, own[i]);
+            lower += __popc(same & ((1u << lane) - 1));
+            all += __popc(same);
         }
-        if (mine) {
-            order[start + at] = p;
-            places[p] = start + at;
+        if (lane == 0) of_warp[warp] = all;
+        __syncthreads();
+        int other = lane < warps ? of_warp[lane] : 0;
+        int at = start + done + __reduce_add_sync(~0u, lane < warp ? other : 0) + lower;
+        done += __reduce_add_sync(~0u, other);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (!own[i]) continue;
+            order[at] = first + i;
+            places[first + i] = at++;
         }
         __syncthreads();
     }
