@@ -201,7 +201,7 @@ class EngineLoop:
                 waiting, error = failed
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)
                 self._committer.drop(DroppedRequest(waiting, Finish("error", error)))
-            round_ = self.planner.plan(self.slots, self.draft_windows)
+            round_ = self.planner.plan(self.slots, self.draft_windows, self._last)
             for running in round_.rows.values():
                 running.replay.mark_planned()
             return round_

@@ -59,23 +59,27 @@ class RoundPlanner:
         """See SlotListener.leave."""
         self._moved.pop(slot, None)
 
-    def plan(self, slots: Slots, draft_windows: "DraftWindowPlanner") -> Round:
-        """Return the next round, and enqueue the uploads or prefill calls of its prompt tokens."""
+    def plan(self, slots: Slots, draft_windows: "DraftWindowPlanner", last: VerifiedRound | None = None) -> Round:
+        """Return the next round, and enqueue the uploads or prefill calls of its prompt tokens.
+
+        ``last``: the round in flight. Requests that it completes take part in no further round.
+        """
         self._target.state.flush_params()
-        missing = [Chunk(each.slot, each.prefilled, each.prefill_end) for each in slots if each.prefilling]
+        requests = [each for each in slots if last is None or not last.round.completes(each)]
+        missing = [Chunk(each.slot, each.prefilled, each.prefill_end) for each in requests if each.prefilling]
         if not missing:
             self._place()
-            return plan_round(slots, draft_windows, slots.count)
-        budget = self.chunk if len(missing) == len(slots) else min(self.chunk, self.chunk_while_decoding)
+            return plan_round(requests, draft_windows, slots.count)
+        budget = self.chunk if len(missing) == len(requests) else min(self.chunk, self.chunk_while_decoding)
         chunks = plan(missing, budget, at_block_ends=slots.reuses_whole_chunks)
-        round_ = plan_round(slots, draft_windows, slots.count, chunks)
+        round_ = plan_round(requests, draft_windows, slots.count, chunks)
         layout = self._target.layout
         if num_tokens(chunks) < num_tokens(missing) and layout.budget(round_.window_tokens, budget) < budget:
             budget = layout.budget(round_.window_tokens, budget)
             chunks = plan(missing, budget, at_block_ends=slots.reuses_whole_chunks)
-            round_ = plan_round(slots, draft_windows, slots.count, chunks)
+            round_ = plan_round(requests, draft_windows, slots.count, chunks)
         round_ = replace(round_, prompts=layout.prompts_of(round_.window_tokens, chunks))
-        running = {each.slot: each for each in slots}
+        running = {each.slot: each for each in requests}
         if self._drafter.reads_prompts_late:
             ended = (chunk.slot for chunk in chunks if chunk.end == running[chunk.slot].prefill_end)
             round_ = replace(round_, undrafted=frozenset(ended))

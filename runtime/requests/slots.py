@@ -236,6 +236,10 @@ class Round:
         """Drafted tokens that may be verified for ``running``."""
         return min(self.window, running.request.num_draft_tokens, running.remaining - 1)
 
+    def completes(self, running: RunningRequest) -> bool:
+        """Whether the round surely emits the last token of ``running``. It emits at least one for each of its rows."""
+        return self.rows.get(running.slot) is running and running.remaining <= 1 and not running.replay.rereading
+
     def num_proposed_for(self, running: RunningRequest) -> int:
         """Valid tokens that the drafter proposes for ``running``."""
         if self.only_fast_forward or running.slot in self.undrafted:

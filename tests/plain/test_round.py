@@ -21,7 +21,7 @@ from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, RoundPlanne
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import Round, Slots
+from tandemrt.runtime.requests.slots import Round, Slots, VerifiedRound
 from tests.plain.requests import ids, make_queued
 
 SLOTS, WINDOW, CHUNK = 8, 4, 16
@@ -223,6 +223,21 @@ def test_fewer_prompt_tokens_are_processed_while_requests_decode() -> None:
     slots.leave(1)
     prompts.plan(slots, DraftWindowPlanner(0, WINDOW))
     assert [len(tokens[0]) for _, _, tokens in target.prefilled] == [16, 5, 16]
+
+
+@pytest.mark.parametrize(("remaining", "rows", "prompt_tokens"), [(1, [], 16), (2, [0], 5)])
+def test_a_request_that_the_round_in_flight_completes_takes_part_in_no_further_round(
+    remaining: int, rows: list[int], prompt_tokens: int
+) -> None:
+    target, prompts, slots = prompted(while_decoding=5)
+    running = slots.join(make_queued(prompt=[0]))
+    assert running is not None
+    running.tokens += [0] * (running.remaining - remaining)
+    last = VerifiedRound(prompts.plan(slots, DraftWindowPlanner(0, WINDOW)), {0: 0}, {0: 0})
+    slots.join(make_queued(prompt=[0] * 60))
+    round_ = prompts.plan(slots, DraftWindowPlanner(0, WINDOW), last)
+    assert list(round_.rows) == rows
+    assert [len(tokens[0]) for _, _, tokens in target.prefilled] == [prompt_tokens]
 
 
 @pytest.mark.parametrize(
