@@ -1,15 +1,19 @@
 // linear_attention in three or four kernels. `convolve` computes queries, keys, values, decays and rates of every
-// token, replayed ones included, in parallel; `scan` goes through the tokens of a run, or `prepare_chunks` and
-// `scan_chunks` go through 64 at a time; `finish` gates and norms outputs, and keeps the newest tokens in the ring,
-// which no kernel before it writes.
+// token, replayed ones included, in parallel; `scan` goes through the tokens of a run; `finish` gates and norms
+// outputs, and keeps the newest tokens in the ring, which no kernel before it writes. Prompts of some kinds are
+// processed 64 tokens at a time by `convolve_chunks`, `prepare_chunks`, `scan_chunks` and `finish_heads`.
 //
 // convolve_<dtype>_<kind>: 128 threads, grid (replays * runs + tokens, ceil(jobs / 4)); see convolve
 // scan_<dtype>_<kind> for prompts, scan_windows_<dtype>_<kind> for draft windows: scan.cuh
-// prepare_chunks_<dtype>_delta_128, scan_chunks_<dtype>_delta_128 for prompts in the 16-bit types: chunks.cuh
+// convolve_chunks_<dtype>_delta_128, prepare_chunks_…, scan_chunks_… and finish_heads_… for prompts in the 16-bit
+// types:
+//   chunk_convolution.cuh, chunks.cuh, chunk_finish.cuh
 // finish_<dtype>_<kind>: see finish
 // <kind>: delta_<D>, channels_<D> (one decay per key channel) or gated_<D> (no delta rule); D is the size of a key, 256
 //   without the delta rule alone.
 
+#include "chunk_convolution.cuh"
+#include "chunk_finish.cuh"
 #include "chunks.cuh"
 #include "convolution.cuh"
 #include "reduce.cuh"
@@ -222,24 +226,37 @@ __device__ void finish(const float* mixtures, const typename T::Element* given, 
     FOR_KEY_DIMS(KERNELS_FOR, NAME, T) \
     IF_HEAD_256(KERNELS_OF(NAME, gated_256, T, Gated<256>))
 
-#define CHUNK_KERNELS(NAME, NAMED, KIND)                                                                         \
-    extern "C" __global__ void __launch_bounds__(32 * ACROSS, 2)                                                 \
-        prepare_chunks_##NAME##_##NAMED(const float* rows, RUNS, SIZES, int runs, Prepared* prepared) {          \
-        extern __shared__ uint4 shared[];                                                                        \
-        auto& memory = *reinterpret_cast<Preparing*>(shared);                                                    \
-        prepare_chunks<KIND>(memory, rows, GIVEN, runs, LAYOUT(KIND), prepared);                                 \
-    }                                                                                                            \
-    extern "C" __global__ void __launch_bounds__(32 * ACROSS * CHUNK_DOWN, 1)                                    \
-        scan_chunks_##NAME##_##NAMED(const float* rows, const float* skip, RUNS, SIZES, int runs,                \
-                                     const Prepared* prepared, float* state, float* mixtures) {                  \
-        extern __shared__ uint4 shared[];                                                                        \
-        auto& memory = *reinterpret_cast<Scanning<CHUNK_DOWN>*>(shared);                                         \
-        scan_chunks<KIND, CHUNK_DOWN>(memory, rows, skip, GIVEN, runs, LAYOUT(KIND), prepared, state, mixtures); \
+#define CHUNK_KERNELS(NAME, NAMED, T, KIND)                                                                          \
+    extern "C" __global__ void __launch_bounds__(128) convolve_chunks_##NAME##_##NAMED(                              \
+        const T::Element* projected, const T::Element* recent, const int* run_of_token, WEIGHTS(T), RUNS, SIZES,     \
+        int runs, int tokens, u8* rows) {                                                                            \
+        convolve_chunks<T, KIND>(projected, recent, OF_LAYER(T), GIVEN, run_of_token, runs, tokens, LAYOUT(KIND),    \
+                                 history, rows);                                                                     \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(64 * ACROSS, 2)                                                     \
+        prepare_chunks_##NAME##_##NAMED(const u8* rows, RUNS, SIZES, int runs, Prepared* prepared) {                 \
+        extern __shared__ uint4 shared[];                                                                            \
+        auto& memory = *reinterpret_cast<Preparing*>(shared);                                                        \
+        prepare_chunks<KIND>(memory, rows, GIVEN, runs, LAYOUT(KIND), prepared);                                     \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(32 * ACROSS * CHUNK_DOWN, CHUNK_BLOCKS)                             \
+        scan_chunks_##NAME##_##NAMED(const u8* rows, const float* skip, RUNS, SIZES, int runs,                       \
+                                     const Prepared* prepared, float* state, float* mixtures) {                      \
+        extern __shared__ uint4 shared[];                                                                            \
+        auto& memory = *reinterpret_cast<Scanning<CHUNK_DOWN>*>(shared);                                             \
+        scan_chunks<T, KIND, CHUNK_DOWN>(memory, rows, skip, GIVEN, runs, LAYOUT(KIND), prepared, state, mixtures);  \
+    }                                                                                                                \
+    extern "C" __global__ void __launch_bounds__(32 * FINISHED_HEADS) finish_heads_##NAME##_##NAMED(                 \
+        const float* mixtures, const T::Element* projected, const float* norm_weight, const int* run_of_token, RUNS, \
+        SIZES, int tokens, int gate_is_sigmoid, float epsilon, T::Element* recent, T::Element* out) {                \
+        finish_heads<T, KIND>(mixtures, projected, norm_weight, run_of_token, GIVEN, tokens, LAYOUT(KIND), history,  \
+                              gate_is_sigmoid, epsilon, recent, out);                                                \
     }
-#define CHUNK_DOWN 2
+#define CHUNK_DOWN 1
+#define CHUNK_BLOCKS 2
 
-IF_BF16(IF_HEAD_128(CHUNK_KERNELS(bf16, delta_128, DeltaRule<128>)))
-IF_FP16(IF_HEAD_128(CHUNK_KERNELS(fp16, delta_128, DeltaRule<128>)))
+IF_BF16(IF_HEAD_128(CHUNK_KERNELS(bf16, delta_128, Bf16, DeltaRule<128>)))
+IF_FP16(IF_HEAD_128(CHUNK_KERNELS(fp16, delta_128, Fp16, DeltaRule<128>)))
 IF_BF16(ALL_KERNELS(bf16, Bf16))
 IF_FP16(ALL_KERNELS(fp16, Fp16))
 IF_FP32(ALL_KERNELS(fp32, Fp32))

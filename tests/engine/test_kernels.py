@@ -80,8 +80,13 @@ PREPARE, PLAIN_RUNS = "12 u64, 9 u32, 4 f32, 4 u64", "12 u64, 8 u32, 4 f32, 3 u6
 WIDE_RUNS = "12 u64, 9 u32, 4 f32, 3 u64"
 ATTEND_RUNS, WIDEN = "12 u64, 10 u32, 4 f32, 6 u64", "12 u64, 8 u32, 4 f32, 4 u64"
 CONVOLVE, SCAN = "7 u64, 1 u32, 1 f32, 5 u64, 20 u32, 1 u64", "7 u64, 20 u32, 2 u64"
-PREPARE_CHUNKS, SCAN_CHUNKS = "6 u64, 20 u32, 1 u64", "7 u64, 20 u32, 3 u64"
 FINISH = "9 u64, 23 u32, 1 f32, 2 u64"
+CHUNKS = {
+    "convolve_chunks": "7 u64, 1 u32, 1 f32, 5 u64, 21 u32, 1 u64",
+    "prepare_chunks": "6 u64, 20 u32, 1 u64",
+    "scan_chunks": "7 u64, 20 u32, 3 u64",
+    "finish_heads": "9 u64, 21 u32, 1 f32, 2 u64",
+}
 # Bytes: some between phases are no matter; in a loop over the logits they would be. Of int4 for one GPU alone, 12.0. Of
 # attention in attend_fixed alone, of linear_attention in scan_windows; most of them for GPUs from 10.0 on, where they
 # were not run.
@@ -113,8 +118,7 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, s
         entries = {f"{name}_{kind}": entry for kind in kinds for name, entry in steps}
         if dtype == "float32" or 128 not in head_dims:
             return entries
-        chunks = (("prepare", PREPARE_CHUNKS), ("scan", SCAN_CHUNKS))
-        return entries | {f"{name}_chunks_{suffix}_delta_128": entry for name, entry in chunks}
+        return entries | {f"{name}_{suffix}_delta_128": entry for name, entry in CHUNKS.items()}
     if kernel not in ATTENTION:
         entries = {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
         if kernel == "collectives":

@@ -23,6 +23,7 @@ SIZES = {
     "by channel": Sizes(2, 2, 64, 64, per_channel=True),
     "of OLMo": Sizes(2, 2, 96, 192),
     "of Qwen3-Next": Sizes(2, 4, 128, 128, order="by key head"),
+    "of three narrow values to a key": Sizes(2, 6, 128, 64),
     "of Mamba-2": Sizes(2, 8, 128, 80, order="as Mamba-2"),
     "of Falcon-H1": Sizes(1, 4, 256, 64, order="as Mamba-2"),
 }
