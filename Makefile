@@ -22,7 +22,7 @@ GPU_TORCH ?= torch
 GPU = $(GPU_VENV)/bin
 GPU_PIP = $(GPU)/python -m pip --disable-pip-version-check --quiet install
 
-# instructor needs older versions of packages than other tests.
+# instructor needs older versions of packages than other tests. The schemas of Kubernetes are 17,000 files.
 CLIENTS_VENV ?= .venv-clients
 CLIENTS = $(CLIENTS_VENV)/bin
 
@@ -196,7 +196,7 @@ LM_EVAL_NEEDS = more-itertools numpy tiktoken tqdm
 $(CLIENTS_VENV)/.ready: constraints-clients.txt
 	@$(PYTHON) -m venv $(CLIENTS_VENV)
 	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints-clients.txt \
-		instructor langchain langchain-openai openai-agents $(LM_EVAL_NEEDS)
+		instructor kubernetes-validate langchain langchain-openai openai-agents $(LM_EVAL_NEEDS)
 	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps --constraint constraints-clients.txt lm-eval
 	@touch $@
 
