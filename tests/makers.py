@@ -272,18 +272,23 @@ _HYBRIDS: dict[str, dict[str, Any]] = {
 
 
 _QWEN3_VL: dict[str, Any] = {
-    "head_dim": 16,
+    "head_dim": 32,
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 500.0,
-        "mrope_section": [4, 2, 2],
+        "mrope_section": [8, 4, 4],
         "mrope_interleaved": True,
     },
 }
 _QWEN3_5: dict[str, Any] = {
     **_DELTA_NET,
+    **ON_A_GPU,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-    "rope_parameters": {**_QWEN3_VL["rope_parameters"], "partial_rotary_factor": 0.25},
+    "rope_parameters": {
+        **_QWEN3_VL["rope_parameters"],
+        "mrope_section": [4, 2, 2],
+        "partial_rotary_factor": 0.25,
+    },
 }
 _SEEING: dict[str, dict[str, Any]] = {
     "qwen3_vl": _QWEN3_VL,

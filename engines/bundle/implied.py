@@ -46,7 +46,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
             vision, corners = manifest.vision, _width(manifest, "vision", "corners")
             pixels = 3 * vision.patch_size**2 if vision is not None else 0
             width = _width(manifest, "target", "image_states")
-            return contract.vision(pixels=pixels, corners=corners, width=width, dtype=dtype)
+            return contract.vision(pixels=pixels, corners=corners, width=width)
     hidden = _width(manifest, "draft", "states")
     features = _width(manifest, "target", "features") if draft.traits.features else 0
     if name == "fuse":

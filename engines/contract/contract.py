@@ -34,6 +34,7 @@ from tandemrt.engines.contract.operators import SCHEMAS, Schema
 
 CacheKind = Literal["linear", "paged"]
 BLOCK_SIZE = 64  # tokens in one block of a paged cache
+VISION_DTYPE = "float32"  # of a vision tower: it runs once per image, and its values reach far
 
 
 def num_snapshots(slots: int, cache: CacheKind) -> int:
@@ -182,20 +183,20 @@ def _images(fed: tuple[Dim, ...], width: int, dtype: str) -> tuple[Binding, ...]
     return Binding("image_rows", "int64", fed), Binding("image_states", dtype, ("image_tokens", width))
 
 
-def vision(*, pixels: int, corners: int, width: int, dtype: str) -> Contract:
-    """Return the contract of a vision tower: one image in patches, the states of its tokens out.
+def vision(*, pixels: int, corners: int, width: int) -> Contract:
+    """Return the contract of a vision tower, always in float32: one image in patches, the states of its tokens out.
 
     ``pixels``: the colours of a patch. ``positions``: row and column of each patch. Each patch adds ``corners`` rows of
     a table of learned positions, weighted. ``width``: see ``image_width`` of ``decoder``.
     """
     return Contract(
         (
-            Binding("pixels", dtype, ("patches", pixels)),
+            Binding("pixels", VISION_DTYPE, ("patches", pixels)),
             Binding("positions", "int64", ("patches", 2)),
             Binding("corners", "int64", ("patches", corners)),
-            Binding("corner_weights", dtype, ("patches", corners)),
+            Binding("corner_weights", VISION_DTYPE, ("patches", corners)),
         ),
-        (Binding("image_states", dtype, ("image_tokens", width)),),
+        (Binding("image_states", VISION_DTYPE, ("image_tokens", width)),),
     )
 
 

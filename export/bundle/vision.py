@@ -5,8 +5,9 @@ from functools import partial
 from pathlib import Path
 
 from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.contract import VISION_DTYPE
 from tandemrt.engines.contract.dtypes import COMPUTE
-from tandemrt.engines.recipe.backends import CPU
+from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.models import Model
@@ -26,7 +27,6 @@ class VisionTower:
 
     spec: VisionSpec
     checkpoint: Checkpoint
-    dtype: str
 
     @classmethod
     def open(cls, target: Model) -> "VisionTower":
@@ -34,7 +34,7 @@ class VisionTower:
         spec, tensors = VisionSpec.from_hf(target.source, target.spec.hidden), tower_tensors(target.source)
         if quantized := next((tensor for tensor in tensors.values() if tensor.dtype not in COMPUTE), None):
             raise BadCheckpoint(f"{quantized.file}: a tower's weights should not be quantized, {quantized.name!r} is")
-        return cls(spec, replace(target.source, config={}, tensors=tensors, stored_names={}), target.compute)
+        return cls(spec, replace(target.source, config={}, tensors=tensors, stored_names={}))
 
     def placed(self, folder: Path) -> "VisionTower":
         """Return the tower with its tensors copied into ``folder``; graphs only refer to files next to them."""
@@ -49,8 +49,8 @@ class VisionTower:
 
     @property
     def graph(self) -> Graph:
-        make = partial(build_vision, self.spec, self.checkpoint, dtype=self.dtype)
-        return Graph(ROLE, f"{ROLE}/model.onnx", self.dtype, vision_contract(self.spec, self.dtype), make)
+        make = partial(build_vision, self.spec, self.checkpoint)
+        return Graph(ROLE, f"{ROLE}/model.onnx", VISION_DTYPE, vision_contract(self.spec), make)
 
 
 def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple[str, ...]]:
@@ -77,6 +77,6 @@ def _unreadable(recipe: Recipe, target: Model) -> str | None:
     """Return why no tower of ``target`` is read, whatever it looks like."""
     if vision_language(target.source.config) not in TOWERS:
         return f"of this checkpoint only the text is read; towers of {', '.join(TOWERS)} are"
-    if recipe.backend.device != "cpu" or target.compute != "float32":
-        return f"images are read by backend.name {CPU!r} in float32, int8 or int4 so far, not by this recipe's"
+    if recipe.backend.lowering not in ("grouped", "paged") or recipe.backend.ranks > 1:
+        return f"images are read by {CPU}, or by {CUDA} with a paged cache on one GPU, not by this recipe's backend"
     return None

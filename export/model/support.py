@@ -54,8 +54,11 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
         return why
     if spec.image_levels > spec.layers:
         return f"deepstack_visual_indexes has {spec.image_levels - 1} layers, it should be fewer than {spec.layers}"
-    if spec.image_levels and lowering in ("paged", "basic"):
-        return f"{spec.family} reads images on a CPU alone so far; choose {CPU}, or target.images = false"
+    if spec.image_levels and lowering not in ("grouped", "paged"):
+        return (
+            f"{spec.family} reads images with {CUDA} over a paged cache, or on a CPU; choose one of these, or "
+            "target.images = false"
+        )
     if lowering == "paged":
         return (
             _unsupported_recurrence(spec, spec.recurrent)

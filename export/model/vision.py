@@ -8,7 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.engines.contract import contract
-from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.contract import VISION_DTYPE, Contract
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, width_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
@@ -19,19 +19,19 @@ CORNERS = 4  # learned positions that bilinear interpolation weighs
 _EPSILON = 1e-6  # of all norms, which no config names
 
 
-def vision_contract(spec: VisionSpec, dtype: str) -> Contract:
+def vision_contract(spec: VisionSpec) -> Contract:
     """Return the bindings of the graph."""
-    return contract.vision(pixels=spec.pixels, corners=CORNERS, width=spec.levels * spec.out, dtype=dtype)
+    return contract.vision(pixels=spec.pixels, corners=CORNERS, width=spec.levels * spec.out)
 
 
-def build_vision(spec: VisionSpec, checkpoint: Checkpoint, *, dtype: str) -> ir.Model:
+def build_vision(spec: VisionSpec, checkpoint: Checkpoint) -> ir.Model:
     """Build the graph; ``checkpoint`` has only the tower's tensors, under their names in it.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen.
     """
-    bindings = vision_contract(spec, dtype)
+    bindings = vision_contract(spec)
     b = GraphBuilder("vision")
-    w = Weights(checkpoint, b, dtype)
+    w = Weights(checkpoint, b, VISION_DTYPE)
     inputs = {binding.name: b.input(binding) for binding in bindings.inputs}
     with b.scope("patches"):
         stream = b.op("Add", _embedded(b, w, spec, inputs["pixels"]), _learned_positions(b, w, spec, inputs))

@@ -177,7 +177,7 @@ def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int) -> None
     sizes = layout.prompts_of(batch * (window + 1), chunks)
     round_ = Round({}, batch, window, filters=False, rules=frozenset(), prompts=sizes)
     texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
-    layout.write(chunks, texts, round_.prompts)
+    loop.target.write_prompts(chunks, texts, round_.shape)
     loop.drafter.write_prompts(chunks, texts, round_.prompts)
     if window and loop.drafter.drafts_before_commit:
         loop.drafter.propose(round_)

@@ -1,34 +1,44 @@
 """Inputs of a target that reads images: the position of each token of a call, and its row of image states."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from tandemrt.engines.contract.calls import NO_PROMPTS, Packed
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device.buffers import Buffer
-from tandemrt.runtime.device.prompt_plan import Chunk
+from tandemrt.runtime.device.prompt_plan import Chunk, num_tokens
+from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.requests.images import PromptImages
 from tandemrt.runtime.requests.running import RunningRequest
+
+_Ints = npt.NDArray[np.int64]
 
 
 class ImageInputs:
     """The bindings ``positions``, ``image_rows`` and ``image_states`` (contract.decoder). A SlotListener.
 
     Draft windows have no image tokens. Their positions follow from the length of the text, shifted by its images.
+    ``chunk``: most prompt tokens of a call that has prompts and draft windows, of a paged cache; 0: there are none.
     """
 
-    def __init__(self, contract: Contract, state: SlotState, *, slots: int, window: int, device: torch.device) -> None:
-        states = contract["image_states"]
+    def __init__(
+        self, contract: Contract, state: SlotState, *, slots: int, window: int, chunk: int, device: torch.device
+    ) -> None:
+        states, tokens = contract["image_states"], slots * (window + 1) + chunk
         self._state = state
         self._dtype = getattr(torch, states.dtype)
         self._images: dict[int, PromptImages] = {}  # by slot
         self._shift = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._positions = Buffer((3, slots, window + 1), torch.int64, device)
+        self._positions = Buffer((3, tokens), torch.int64, device)
+        self._rows = Buffer((tokens,), torch.int64, device)
         self._no_rows = Buffer((slots, window + 1), torch.int64, device)
-        self._no_states = torch.zeros(1, int(states.shape[-1]), dtype=self._dtype, device=device)
+        self._states = torch.zeros(1 + chunk, int(states.shape[-1]), dtype=self._dtype, device=device)
 
     def join(self, running: RunningRequest) -> None:
         """See SlotListener.join."""
@@ -41,47 +51,72 @@ class ImageInputs:
         self._images.pop(slot, None)
         self._shift[slot].zero_()
 
-    def of_windows(self, batch: int, query: int) -> dict[str, torch.Tensor]:
-        """The bindings of draft windows [batch, query]; ``write_windows`` sets their values in each round."""
+    def bindings(self, tokens: Sequence[int], prompts: Packed) -> dict[str, torch.Tensor]:
+        """The bindings of a call with draft windows, whose ``tokens`` have this shape (CallLayout.token_shape).
+
+        ``write_windows`` and ``write_prompts`` set their values in each round.
+        """
+        without = prompts == NO_PROMPTS
         return {
-            "positions": self._positions.view(3, batch, query),
-            "image_rows": self._no_rows.view(batch, query),
-            "image_states": self._no_states,
+            "positions": self._positions.view(3, *tokens),
+            "image_rows": (self._no_rows if without else self._rows).view(*tokens),
+            "image_states": self._states[:1] if without else self._states,
         }
 
-    def write_windows(self, batch: int, query: int) -> None:
+    def write_windows(self, shape: RoundShape) -> None:
         """Set the positions of draft windows."""
-        first = self._state.view("length", batch) + self._shift[:batch]
+        windows = shape.batch * shape.query
+        first = self._state.view("length", shape.batch) + self._shift[: shape.batch]
         first.clamp_(min=0)  # of rows in prefill, which emit nothing
-        positions = first[:, None] + torch.arange(query, device=first.device)
-        for row in self._positions.view(3, batch, query):
-            row.copy_(positions)
+        positions = first[:, None] + torch.arange(shape.query, device=first.device)
+        for row in self._positions.view(3, windows + shape.prompts.prompt_tokens):
+            row[:windows].view(shape.batch, shape.query).copy_(positions)
+
+    def write_prompts(self, chunks: Sequence[Chunk], windows: int, prompts: Packed) -> None:
+        """Enqueue the upload for ``chunks`` of a call that has ``windows`` tokens of draft windows before them."""
+        positions, rows, states = self._of_tokens(chunks)
+        tokens, last = windows + prompts.prompt_tokens, windows + len(rows)
+        upload(positions, self._positions.view(3, tokens)[:, windows:last])
+        in_call = self._rows.view(tokens)
+        in_call.zero_()
+        upload(rows, in_call[windows:last])
+        if states:
+            upload(np.concatenate(states), self._states[1 : 1 + sum(map(len, states))])
 
     def of_prompts(self, chunks: Sequence[Chunk]) -> dict[str, torch.Tensor]:
-        """The bindings of a prefill call over ``chunks`` of equal length; image states only of their tokens."""
-        count = chunks[0].tokens
-        positions, rows = np.empty((3, len(chunks), count), np.int64), np.zeros((len(chunks), count), np.int64)
-        states = [self._no_states.cpu().numpy()]
-        for at, chunk in enumerate(chunks):
-            images = self._images.get(chunk.slot)
-            known = 0 if images is None else max(0, min(chunk.end, len(images.rows)) - chunk.start)
+        """The bindings of a prefill call over ``chunks`` of equal length, over a linear cache."""
+        positions, rows, states = self._of_tokens(chunks)
+        of_slots = (len(chunks), chunks[0].tokens)
+        no_states = self._states[:1].cpu().numpy()
+        return {
+            "positions": self._uploaded(positions.reshape(3, *of_slots)),
+            "image_rows": self._uploaded(rows.reshape(of_slots)),
+            "image_states": self._uploaded(np.concatenate([no_states, *states])),
+        }
+
+    def _of_tokens(self, chunks: Sequence[Chunk]) -> tuple[_Ints, _Ints, list[npt.NDArray[Any]]]:
+        """Return positions [3, tokens] and rows [tokens] of ``chunks``, and the states of rows 1 and up in parts."""
+        count, end = num_tokens(chunks), 0
+        positions, rows = np.empty((3, count), np.int64), np.zeros(count, np.int64)
+        states: list[npt.NDArray[Any]] = []
+        for chunk in chunks:
+            images, begin = self._images.get(chunk.slot), end
+            end += chunk.tokens
             shift = 0 if images is None else images.shift
-            positions[:, at] = np.arange(chunk.start, chunk.end) + shift
+            positions[:, begin:end] = np.arange(chunk.start, chunk.end) + shift
+            known = 0 if images is None else max(0, min(chunk.end, len(images.rows)) - chunk.start)
             if images is None or not known:
                 continue
             part = slice(chunk.start, chunk.start + known)
-            positions[:, at, :known] = images.positions[:, part]
+            positions[:, begin : begin + known] = images.positions[:, part]
             of_prompt = images.rows[part]
             used = of_prompt[of_prompt > 0]
             if len(used):
                 assert images.states is not None, "a request joins after the tower has seen its images"
-                rows[at, :known] = np.where(of_prompt > 0, of_prompt - used[0] + sum(map(len, states)), 0)
+                first = 1 + sum(map(len, states))
+                rows[begin : begin + known] = np.where(of_prompt > 0, of_prompt - used[0] + first, 0)
                 states.append(images.states[used[0] : used[-1] + 1])
-        return {
-            "positions": self._uploaded(positions),
-            "image_rows": self._uploaded(rows),
-            "image_states": self._uploaded(np.concatenate(states)),
-        }
+        return positions, rows, states
 
     def _uploaded(self, values: np.ndarray) -> torch.Tensor:
         dtype = self._dtype if values.dtype.kind == "f" else torch.int64

@@ -76,9 +76,7 @@ class TargetRunner:
             return
 
         def work() -> None:
-            self._write_windows(self.buffers.token_ids.view(shape.batch, shape.query))
-            if self.images is not None:
-                self.images.write_windows(shape.batch, shape.query)
+            self._write_windows(shape)
             self._score_call(shape).run()
 
         self._graphs.run(
@@ -136,20 +134,28 @@ class TargetRunner:
             capturable=self.engines["verify_probs" if shape.keep_probs else "verify"].capturable,
         )
 
-    def _write_windows(self, ids: torch.Tensor) -> None:
-        """Write the newest and the drafted tokens of the first slots into ``ids`` [batch, window + 1]."""
-        batch, window = len(ids), ids.shape[1] - 1
+    def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], shape: RoundShape) -> None:
+        """Upload the prompts of a round over paged caches. ``texts``: tokens by slot."""
+        self.layout.write(chunks, texts, shape.prompts)
+        if self.images is not None:
+            self.images.write_prompts(chunks, shape.batch * shape.query, shape.prompts)
+
+    def _write_windows(self, shape: RoundShape) -> None:
+        """Write the newest and the drafted tokens of the first slots, and their positions."""
+        batch, window = shape.batch, shape.window
+        ids = self.layout.windows(self.buffers.token_ids.view(batch, shape.query), shape.prompts)
         ids[:, 0].copy_(self.state.newest[:batch, 1])
         if window:  # positions without a draft hold -1, which is no token id
             torch.clamp(self.buffers.draft_tokens.view(batch, window), min=0, out=ids[:, 1:])
+        if self.images is not None:
+            self.images.write_windows(shape)
 
     def _score_with_prompts(self, shape: RoundShape) -> None:
         call = self._score_call(shape)
 
         def work() -> None:
             if shape.batch:
-                own = self.buffers.token_ids.view(shape.batch, shape.query)
-                self._write_windows(self.layout.windows(own, shape.prompts))
+                self._write_windows(shape)
             call.run()
 
         capturable = self.engines["target"].capturable
@@ -158,9 +164,12 @@ class TargetRunner:
     def _bind_score(self, shape: RoundShape) -> Call:
         target, layout, prompts = self.engines["target"], self.layout, shape.prompts
         batch, rows = shape.batch, shape.query
-        features = self._features(self.buffers.features, self._token_shape(shape))
+        tokens = self._token_shape(shape)
+        others = self._features(self.buffers.features, tokens)
+        if self.images is not None:
+            others |= self.images.bindings(tokens, prompts)
         if not batch:
-            return packed_prefill_call(target, self.cache, layout, prompts, self.buffers.logits, features)
+            return packed_prefill_call(target, self.cache, layout, prompts, self.buffers.logits, others)
         score_rows = layout.row_starts(batch, rows) + torch.arange(rows, device=self.device)
         return self.cache.bind(
             target,
@@ -170,8 +179,7 @@ class TargetRunner:
                 "write_index": self.state.view("length", batch),
                 "score_rows": score_rows,
                 "logits": self._logits(shape),
-                **features,
-                **({} if self.images is None else self.images.of_windows(batch, rows)),
+                **others,
                 **layout.bindings(prompts),
             },
             prompt_slots=layout.slots(prompts),

@@ -85,7 +85,7 @@ class RoundPlanner:
             round_ = replace(round_, undrafted=frozenset(ended))
         texts = {chunk.slot: running[chunk.slot].tokens for chunk in chunks}
         if round_.prompts != NO_PROMPTS:
-            layout.write(chunks, texts, round_.prompts)
+            self._target.write_prompts(chunks, texts, round_.shape)
             self._drafter.write_prompts(chunks, texts, round_.prompts)
         else:
             self._place()

@@ -68,6 +68,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
             # decoding rounds keys and values unlike prompts do, so a text would show what the cache held
             caches_outputs=not bundle.engine("target").batch_invariant,
         )
+        packed_tokens = largest_prompts(limits.batch, limits.prefill_chunk).prompt_tokens
         buffers = RoundBuffers(
             slots=limits.batch,
             window=windows.largest,
@@ -77,7 +78,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
             dtype=getattr(torch, engines["target"].contract["logits"].dtype),
             device=device,
             features=_features(engines["target"].contract),
-            packed=largest_prompts(limits.batch, limits.prefill_chunk).prompt_tokens,
+            packed=packed_tokens,
         )
         state = SlotState(limits.batch, device)
         metrics = Metrics(accepted=[0] * windows.largest)
@@ -88,7 +89,8 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         images = None
         if bundle.manifest.vision is not None:
             target = engines["target"].contract
-            images = ImageInputs(target, state, slots=limits.batch, window=windows.largest, device=device)
+            chunk = packed_tokens if layout.packed else 0
+            images = ImageInputs(target, state, slots=limits.batch, window=windows.largest, chunk=chunk, device=device)
         return EngineLoop(
             TargetRunner(engines, buffers, state, cache, graphs, layout, images),
             make_drafter(DraftParts(bundle, engines, buffers, state, cache_manager, graphs, layout, new_layout)),

@@ -87,13 +87,13 @@ class LLM:
         self._trace = _trace_file(trace)
         self.bundle = Bundle.open(bundle_folder(bundle, BuildOptions(max_model_len, dtype, draft)))
         chosen.require_fit(self.bundle.limits)
-        self.tokenizer, loop = _open(self.bundle, chosen)
+        self.tokenizer, loop, tower = _open(self.bundle, chosen)
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
             chosen,
             num_draft_tokens=loop.draft_windows.largest,
-            tower=None if (vision := loop.target.engines.get("vision")) is None else TowerRunner(vision),
+            tower=tower,
         )
         self.recorder = None if self._trace is None else _new_recorder()
         self._metrics = loop.metrics
@@ -341,28 +341,30 @@ class LLM:
         return queued
 
 
-def _open(bundle: Bundle, options: RuntimeOptions) -> tuple[Tokenizer, EngineLoop]:
+def _open(bundle: Bundle, options: RuntimeOptions) -> tuple[Tokenizer, EngineLoop, TowerRunner | None]:
     """Open the tokenizer, then the engines. Threads would gain nothing: reading a tokenizer holds the interpreter."""
     create_context(bundle.device(options.device))
     tokenizer = load_tokenizer(
         bundle.tokenizer_dir, chat_template=options.chat_template, delimiters=bundle.manifest.delimiter_texts
     )
     with spinner(f"opening {bundle.name}", bundle.manifest.weights):
-        loop = _open_loop(bundle, options)
+        loop, tower = _open_loop(bundle, options)
     trim_memory()  # reading both takes twice the memory that they need
-    return tokenizer, loop
+    return tokenizer, loop, tower
 
 
-def _open_loop(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
+def _open_loop(bundle: Bundle, options: RuntimeOptions) -> tuple[EngineLoop, TowerRunner | None]:
     """Open the engines; while the loop exists, they run with the weights as they are now, and the bundle is in use."""
     with ExitStack() as stack:
         stack.enter_context(locked(bundle.folder, shared=True, wait=True))  # `models rm` removes no locked bundle
         weights = MappedWeights(bundle)
         stack.callback(weights.close)
         loop = assemble(bundle, options)
+        reads_images = bundle.manifest.vision is not None
+        tower = TowerRunner.open(bundle, loop.streams.device, options.threads) if reads_images else None
         weights.watch()
         weakref.finalize(loop, stack.pop_all().close).atexit = False
-    return loop
+    return loop, tower
 
 
 def _trace_file(path: str | Path | None) -> Path | None:

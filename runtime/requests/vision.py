@@ -9,10 +9,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.host_tensor import array_of
 from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.device.backends.opening import open_engines
+from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.requests.images import Image, PromptImages
 from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.fair import FairExecutor
@@ -24,11 +27,19 @@ _KEPT_BYTES = 256 << 20  # of states, those used last: a chat sends its images a
 class TowerRunner:
     """The engine ``vision`` of a bundle in a thread of its own, and the states of the images that it saw last."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, streams: Streams) -> None:
         self._engine = engine
+        self._streams = streams
         self._width = int(engine.contract["image_states"].shape[-1])
         self._kept: OrderedDict[bytes, npt.NDArray[Any]] = OrderedDict()
         self._thread = FairExecutor(1, "tandemrt-vision")  # one, because the engine uses all cores
+
+    @classmethod
+    def open(cls, bundle: Bundle, device: torch.device, threads: int | None) -> "TowerRunner":
+        """Open the tower of ``bundle``, with streams of its own: graphs record what runs on those of rounds."""
+        streams = Streams(device)
+        with streams.active():
+            return cls(open_engines(bundle, device, threads, ["vision"])["vision"], streams)
 
     def run_before(
         self, images: PromptImages, ready: "Sequence[Future[T]]", prepare: Callable[[], None], client: Client
@@ -77,10 +88,11 @@ class TowerRunner:
 
     def _computed(self, image: Image) -> npt.NDArray[Any]:
         device, dtype = self._engine.device, getattr(torch, self._engine.contract["image_states"].dtype)
-        states = torch.empty(image.tokens, self._width, dtype=dtype, device=device)
-        inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
-        self._engine.bind({**inputs, "image_states": states}).run()
-        computed: npt.NDArray[Any] = array_of(states.cpu())
+        with self._streams.active():
+            states = torch.empty(image.tokens, self._width, dtype=dtype, device=device)
+            inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
+            self._engine.bind({**inputs, "image_states": states}).run()
+            computed: npt.NDArray[Any] = array_of(states.cpu())
         return computed
 
 

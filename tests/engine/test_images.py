@@ -17,7 +17,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
+from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest
 from tandemrt.export.bundle.build import build
@@ -26,11 +26,20 @@ from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.request import RequestOutput
 from tests.engine.test_hybrid_heads import add_mtp
+from tests.engine.test_paged_rounds import PAGED
 from tests.makers import IMAGE_SETTINGS, IMAGE_TOKENS, tiny_checkpoint, tiny_tokenizer, tiny_vision, write_recipe
+from tests.pictures import asked, drawn_request, picture, require_same_texts_without_drafts
 
-GREEDY = SamplingParams(temperature=0, max_tokens=12, logprobs=8, logprobs_mode="raw", ignore_eos=True)
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'
 IMAGE_TOKEN = 269
+GREEDY = SamplingParams(
+    temperature=0,
+    max_tokens=12,
+    logprobs=8,
+    logprobs_mode="raw",
+    ignore_eos=True,
+    logit_bias={IMAGE_TOKEN: -100},  # transformers would want an image for it
+)
 
 
 def bundle(folder: Path, target: Path, name: str, **recipe: Any) -> Path:
@@ -76,16 +85,11 @@ def drafted(target: Path) -> Iterator[LLM]:
         yield llm
 
 
-def picture(seed: int, width: int = 48, height: int = 32) -> Image.Image:
-    colours = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), dtype=np.uint8)
-    return Image.fromarray(colours).resize((width, height))
-
-
-def asked(*parts: str | Image.Image) -> list[dict[str, Any]]:
-    content = [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
-    ]
-    return [{"role": "user", "content": content}]
+@pytest.fixture(scope="module")
+def paged(target: Path) -> Iterator[LLM]:
+    """Opened on a CPU with the operators of a GPU's paged cache."""
+    with LLM(bundle(target.parent, target, "paged", drafting=NGRAM, backend=PAGED), device="cpu", threads=1) as llm:
+        yield llm
 
 
 def expected_logprobs(
@@ -117,7 +121,7 @@ IMAGES = {
 
 
 @pytest.mark.parametrize("case", IMAGES)
-@pytest.mark.parametrize("opened", ["in_chunks", "whole", "drafted"])
+@pytest.mark.parametrize("opened", ["in_chunks", "whole", "drafted", "paged"])
 def test_logprobs_after_images_equal_those_of_transformers(
     request: pytest.FixtureRequest, model: PreTrainedModel, opened: str, case: str
 ) -> None:
@@ -152,36 +156,7 @@ def test_images_of_earlier_turns_are_found_in_the_cache(in_chunks: LLM, model: P
     require_equal_logprobs(result, expected_logprobs(model, result.prompt_token_ids, result.token_ids, images))
 
 
-def drawn_request(draw: random.Random) -> tuple[list[dict[str, Any]], SamplingParams]:
-    parts: list[str | Image.Image] = []
-    for _ in range(draw.randint(0, 3)):
-        parts += [
-            "the and " * draw.randint(0, 9),
-            picture(draw.randint(0, 4), draw.randint(8, 90), draw.randint(8, 60)),
-        ]
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
-    params = SamplingParams(
-        temperature=draw.choice((0.0, 0.8)),
-        seed=draw.randint(0, 99),
-        max_tokens=draw.randint(1, 24),
-        thinking_token_budget=draw.choice((None, 3)),
-        structured_outputs=StructuredOutputs(json=schema) if draw.random() < 0.5 else None,
-        n=draw.choice((1, 1, 2)),
-    )
-    return asked(*parts, "end"), params
-
-
-def require_same_texts_without_drafts(llm: LLM, count: int) -> None:
-    draw = random.Random(3)
-    requests = [drawn_request(draw) for _ in range(count)]
-    together = llm.generate([messages for messages, _ in requests], [params for _, params in requests])
-    assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
-    for (messages, params), result in zip(requests, together, strict=True):
-        alone = llm.chat(messages, params.model_copy(update={"num_draft_tokens": 0}))
-        assert [output.token_ids for output in alone.outputs] == [output.token_ids for output in result.outputs]
-
-
-@pytest.mark.parametrize("opened", ["in_chunks", "drafted"])
+@pytest.mark.parametrize("opened", ["in_chunks", "drafted", "paged"])
 def test_speculation_and_neighbours_change_no_text_after_images(request: pytest.FixtureRequest, opened: str) -> None:
     require_same_texts_without_drafts(request.getfixturevalue(opened), 24)
 
@@ -308,16 +283,18 @@ def test_parts_of_a_tower_that_are_not_implemented_are_refused_by_name(
 
 
 def test_a_recipe_may_ask_for_images_that_cannot_be_read(target: Path, tmp_path: Path) -> None:
-    file = write_recipe(tmp_path / "images.toml", target=target, dtype="float16")
+    linear = 'name = "onnxruntime-cuda"\ncache = "linear"'
+    file = write_recipe(tmp_path / "images.toml", target=target, backend=linear)
     file.write_text(file.read_text().replace("[draft]", "images = true\n[draft]"))
     with pytest.raises(BadRecipe, match=r"target\.images needs a model and a backend that read images"):
         build(Recipe.load(file), tmp_path / "bundle")
 
 
-def test_a_quantized_target_reads_images_under_drafts(target: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", ["int4", "float16"])
+def test_a_target_of_fewer_bits_reads_images_under_drafts(target: Path, tmp_path: Path, dtype: str) -> None:
     draw = random.Random(5)
     requests = [drawn_request(draw) for _ in range(6)]
-    with LLM(bundle(tmp_path, target, "int4", dtype="int4", drafting=NGRAM)) as llm:
+    with LLM(bundle(tmp_path, target, dtype, dtype=dtype, drafting=NGRAM)) as llm:
         for messages, params in requests:
             drafted, alone = (
                 llm.chat(messages, params.model_copy(update={"num_draft_tokens": count})) for count in (4, 0)

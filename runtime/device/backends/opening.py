@@ -46,8 +46,8 @@ class Opener(Protocol):
 
 
 def engines_in_use(bundle: Bundle) -> list[EngineName]:
-    """Return the engines that requests use. Drafts without a model have no probabilities to verify."""
-    unused = () if bundle.draft.engines else ("verify_probs",)
+    """Return the engines that rounds use. Drafts without a model have no probabilities to verify."""
+    unused = ("vision",) if bundle.draft.engines else ("vision", "verify_probs")
     return [name for name in bundle.manifest.engines if name not in unused]
 
 

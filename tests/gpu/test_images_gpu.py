@@ -1,0 +1,46 @@
+"""Images on a CUDA device: logits as on a CPU, and drafts, neighbours and chunks change no text."""
+
+from pathlib import Path
+
+import pytest
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
+from tests.gpu.rounds import paged
+from tests.makers import tiny_vision, write_recipe
+from tests.pictures import asked, picture, require_same_texts_without_drafts
+
+NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'
+KINDS = ("qwen3_vl", "qwen3_5")
+
+
+def bundle_of(folder: Path, kind: str, name: str, *, dtype: str, backend: str) -> Path:
+    target = folder / "target"
+    if not target.exists():
+        tiny_vision(target, kind)
+    recipe = write_recipe(
+        folder / f"{name}.toml", target=target, dtype=dtype, backend=backend, drafting=NGRAM, length=400
+    )
+    return build(Recipe.load(recipe), folder / name).folder
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_logprobs_after_images_are_those_of_a_cpu(tmp_path: Path, kind: str) -> None:
+    backends = {"cpu": 'name = "onnxruntime-cpu"', "gpu": paged()}
+    messages = asked("an" * 40, picture(1), "see ", picture(2, 90, 20), " and the end")
+    limits = SamplingParams(temperature=0, max_tokens=12, logprobs=8, logprobs_mode="raw", ignore_eos=True)
+    logprobs = []
+    for name, backend in backends.items():
+        with LLM(bundle_of(tmp_path, kind, name, dtype="float32", backend=backend)) as llm:
+            result = llm.chat(messages, limits)
+            assert result.logprobs is not None
+            logprobs.append([dict(token.top) for token in result.logprobs])
+    for on_cpu, on_gpu in zip(*logprobs, strict=True):
+        assert on_gpu == pytest.approx(on_cpu, abs=0.02)  # matmuls in TF32
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_and_neighbours_change_no_text_after_images(tmp_path: Path, kind: str) -> None:
+    with LLM(bundle_of(tmp_path, kind, "gpu", dtype="bfloat16", backend=paged())) as llm:
+        require_same_texts_without_drafts(llm, 24)

@@ -1,0 +1,51 @@
+"""Requests with random pictures, and the proof that drafts change none of their texts."""
+
+import random
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
+from tandemrt.runtime.llm.llm import LLM
+
+
+def picture(seed: int, width: int = 48, height: int = 32) -> Image.Image:
+    colours = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), dtype=np.uint8)
+    return Image.fromarray(colours).resize((width, height))
+
+
+def asked(*parts: str | Image.Image) -> list[dict[str, Any]]:
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image", "image": part} for part in parts
+    ]
+    return [{"role": "user", "content": content}]
+
+
+def drawn_request(draw: random.Random) -> tuple[list[dict[str, Any]], SamplingParams]:
+    parts: list[str | Image.Image] = []
+    for _ in range(draw.randint(0, 3)):
+        parts += [
+            "the and " * draw.randint(0, 9),
+            picture(draw.randint(0, 4), draw.randint(8, 90), draw.randint(8, 60)),
+        ]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    params = SamplingParams(
+        temperature=draw.choice((0.0, 0.8)),
+        seed=draw.randint(0, 99),
+        max_tokens=draw.randint(1, 24),
+        thinking_token_budget=draw.choice((None, 3)),
+        structured_outputs=StructuredOutputs(json=schema) if draw.random() < 0.5 else None,
+        n=draw.choice((1, 1, 2)),
+    )
+    return asked(*parts, "end"), params
+
+
+def require_same_texts_without_drafts(llm: LLM, count: int) -> None:
+    draw = random.Random(3)
+    requests = [drawn_request(draw) for _ in range(count)]
+    together = llm.generate([messages for messages, _ in requests], [params for _, params in requests])
+    assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
+    for (messages, params), result in zip(requests, together, strict=True):
+        alone = llm.chat(messages, params.model_copy(update={"num_draft_tokens": 0}))
+        assert [output.token_ids for output in alone.outputs] == [output.token_ids for output in result.outputs]
