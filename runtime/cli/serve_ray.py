@@ -1,13 +1,10 @@
 """``tandemrt serve --ray``, and the application of ``serve run tandemrt.serve_ray:app``."""
 
-import logging
 import os
 import signal
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -16,15 +13,15 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.options.text_options import OptionsFromText
-from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, clipped, quoted
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
 from tandemrt.engines.validation.extras import pip_install
+from tandemrt.runtime.cli.ray_cluster import connected, resolved
 
 if TYPE_CHECKING:
     from tandemrt.runtime.servers.openai.config import ServerConfig
 
 KEY_VARIABLE = "TANDEMRT_API_KEY"
 APPLICATION = "tandemrt"
-OBJECT_STORE = 256 << 20  # bytes, of a cluster that the command starts: it holds requests and answers on their way
 # Options of ``serve`` that would have no effect: Ray's proxy has the connections, and batches belong to one process.
 UNSUPPORTED = (
     "dashboard_texts",
@@ -56,31 +53,28 @@ def serve_with_ray(
                 f"--{option}: has no effect with --ray, received {quoted(getattr(config, field.name))}; leave it out"
             )
     try:
-        import ray
         from ray import serve
 
         from tandemrt.runtime.servers.openai.server import bundles_by_name
-        from tandemrt.runtime.servers.ray.application import ReplicaCount, application
+        from tandemrt.runtime.servers.ray.application import application
+        from tandemrt.runtime.servers.ray.deployment import ReplicaCount
     except ModuleNotFoundError as error:
         raise BackendUnavailable(f"--ray: needs {error.name}; {pip_install('ray')}") from error
     count = ReplicaCount.from_text(replicas)
     folders = bundles_by_name(models, build)
     for folder in folders.values():
         options.require_fit(Bundle.read(folder).limits)
-    starts_cluster = _connect(ray)
-    serve.start(http_options={"host": config.host, "port": config.port})
-    app = application(_resolved(folders), options, config, count, log_level)
-    serve.run(app, name=APPLICATION, route_prefix="/")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):  # after ray.init, which sets handlers that abort
-        signal.signal(number, lambda *_: stop.set())
-    address = f"http://{config.host}:{config.port}/v1"
-    Console().print(f"serving {', '.join(folders)} at {address} with Ray", soft_wrap=True, highlight=False)
-    stop.wait()
-    serve.delete(APPLICATION)
-    if starts_cluster:
-        serve.shutdown()
-        ray.shutdown()
+    with connected():
+        serve.start(http_options={"host": config.host, "port": config.port})
+        app = application(resolved(folders), options, config, count, log_level)
+        serve.run(app, name=APPLICATION, route_prefix="/")
+        stop = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):  # after ray.init, which sets handlers that abort
+            signal.signal(number, lambda *_: stop.set())
+        address = f"http://{config.host}:{config.port}/v1"
+        Console().print(f"serving {', '.join(folders)} at {address} with Ray", soft_wrap=True, highlight=False)
+        stop.wait()
+        serve.delete(APPLICATION)
 
 
 def app(args: Mapping[str, str]) -> Any:
@@ -91,7 +85,8 @@ def app(args: Mapping[str, str]) -> Any:
     """
     from tandemrt.runtime.servers.openai.config import ServerConfig
     from tandemrt.runtime.servers.openai.server import bundles_by_name
-    from tandemrt.runtime.servers.ray.application import ReplicaCount, application
+    from tandemrt.runtime.servers.ray.application import application
+    from tandemrt.runtime.servers.ray.deployment import ReplicaCount
 
     others: dict[str, Any] = dict(args)
     model, replicas = others.pop("model", None), others.pop("replicas", "1")
@@ -99,22 +94,5 @@ def app(args: Mapping[str, str]) -> Any:
         raise BadRequest("model: must be given; write model=NAME=FOLDER after tandemrt.serve_ray:app")
     options = RuntimeOptions(**OptionsFromText(**others).given())
     config = ServerConfig(host="0.0.0.0", api_key=os.environ.get(KEY_VARIABLE))  # Ray listens on the host
-    folders = _resolved(bundles_by_name([model]))
+    folders = resolved(bundles_by_name([model]))
     return application(folders, options, config, ReplicaCount.from_text(str(replicas)), "info")
-
-
-def _connect(ray: Any) -> bool:
-    """Connect to the Ray cluster of this machine. Returns True if there was none and one has started."""
-    with suppress(ConnectionError):
-        ray.init(address="auto", logging_level=logging.WARNING)
-        return False
-    try:
-        ray.init(object_store_memory=OBJECT_STORE, include_dashboard=False, logging_level=logging.WARNING)
-    except Exception as error:  # Ray raises plain ones, for example if its processes need more than 30 s
-        raise BackendUnavailable(f"--ray: Ray did not start: {clipped(error)}; repeat the command") from error
-    return True
-
-
-def _resolved(folders: Mapping[str, Path]) -> dict[str, Path]:
-    """The working folder of a replica is another."""
-    return {name: folder.resolve() for name, folder in folders.items()}

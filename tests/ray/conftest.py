@@ -113,6 +113,7 @@ def ray_environment() -> Iterator[dict[str, str]]:
     """Short names, because Ray puts sockets into the folder. The home folder gets Ray's token."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     own = {"RAY_TMPDIR": folder, "HOME": folder, "TANDEMRT_TEST": uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0"}
+    own["RAY_OVERRIDE_RESOURCES"] = '{"CPU": 4}'  # replicas of an update or a batch, on any machine
     own["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'src'}"  # the tree of the tests, whichever tree is installed
     yield dict(os.environ) | own
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,8 +1,11 @@
 """Replicas of Ray Serve: answers, cancellation, routing, and what a killed replica and an update lose."""
 
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,7 +20,7 @@ import pytest
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.runtime.servers.openai.config import ServerConfig
 from tests.openai.conftest import serving
-from tests.ray.conftest import RayServer, serving_with_ray
+from tests.ray.conftest import COMMAND, RayServer, serving_with_ray
 from tests.waiting import PATIENCE_S, eventually
 
 COMPLETIONS = "/v1/completions"
@@ -202,6 +205,23 @@ def test_requests_with_the_same_beginning_go_to_one_replica(server: RayServer) -
             messages += [{"role": "assistant", "content": "Yes."}, {"role": "user", "content": "And more?"}]
         after = finished()
         assert [*(after - before).values()] == [3]
+
+
+def test_a_batch_on_the_cluster_has_the_answers_of_one_server(
+    server: RayServer, demo_bundle: Path, expected: dict[int, str], tmp_path: Path
+) -> None:
+    file, out = tmp_path / "in.jsonl", tmp_path / "out"
+    lines = [{"custom_id": str(at), "method": "POST", "url": COMPLETIONS, "body": body(at)} for at in range(REQUESTS)]
+    lines.append(lines[0] | {"custom_id": "bad", "body": {"prompt": "Hi", "max_tokens": 0}})
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    command = [sys.executable, "-c", COMMAND, "batch", f"demo={demo_bundle}", file, "--out", out, "--ray", "--ordered"]
+    done = subprocess.run(command, env=server.environment, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert f"{REQUESTS} answers and 1 errors" in done.stdout, done.stderr
+    answers = [json.loads(line) for line in (out / "output.jsonl").read_text().splitlines()]
+    assert [answer["custom_id"] for answer in answers] == [str(at) for at in range(REQUESTS)]
+    texts = {int(answer["custom_id"]): answer["response"]["body"]["choices"][0]["text"] for answer in answers}
+    assert texts == expected
+    assert len(server.replicas()) == 2  # those of the server
 
 
 def test_an_update_to_another_bundle_refuses_no_request(update: Update, expected: dict[int, str]) -> None:

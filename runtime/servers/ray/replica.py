@@ -15,6 +15,7 @@ from tandemrt.engines.validation.errors import Closed
 from tandemrt.runtime.servers.openai.access_log import log_to_stderr
 from tandemrt.runtime.servers.openai.app import create_app
 from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.openai.served_models import Models
 from tandemrt.runtime.servers.openai.server import open_models
 
 
@@ -44,10 +45,7 @@ class Replica:
         await self._resources.aclose()
 
     def check_health(self) -> None:
-        """Raise an error if a model answers no more; Ray then replaces the replica."""
-        for name, llm in self._models.llms.items():
-            if llm.closed or llm.problem is not None:
-                raise Closed(f"{name}: {llm.problem or 'the engine loop has ended'}; the replica is replaced")
+        require_open(self._models)
 
     async def respond(self, scope: Mapping[str, Any], body: bytes) -> AsyncIterator[list[Message]]:
         """Yield the ASGI messages of the response to a request, all that are there at a time.
@@ -90,3 +88,10 @@ class Replica:
         return WholeResponse(
             replica, start["status"], start["headers"], b"".join(part.get("body", b"") for part in parts)
         )
+
+
+def require_open(models: Models) -> None:
+    """Raise Closed if a model answers no more; Ray then replaces the replica."""
+    for name, llm in models.llms.items():
+        if llm.closed or llm.problem is not None:
+            raise Closed(f"{name}: {llm.problem or 'the engine loop has ended'}; the replica is replaced")
