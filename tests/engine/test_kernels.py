@@ -13,6 +13,7 @@ from tandemrt.plugins.operators.constants import KEY_DIMS, WITHOUT_TENSOR_CORES
 
 SUFFIXES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 LAST = COMPUTE_CAPABILITIES[-1]
+HOPPER = "9.0"  # with instructions that no other GPU has
 LOW_BIT = {
     **{f"matmul_{rows}": "4 u64, 4 u32, 1 u64" for rows in (8, 16, 32, 64)},
     "weights": "3 u64, 3 u32, 1 u64",
@@ -102,7 +103,7 @@ SPILLED = {
 }
 
 
-def expected(kernel: str, dtype: str, head_dims: tuple[int, ...]) -> dict[str, str]:
+def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] | None) -> dict[str, str]:
     suffix = SUFFIXES[dtype]
     if kernel in (*LOW_BIT_FILES, "linear") and dtype == "float32":
         return {}
@@ -149,41 +150,51 @@ def entries_of(ptx: compiler.CompiledKernels) -> dict[str, str]:
     }
 
 
-def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...]:
-    """Return the head sizes to compile a kernel for."""
+def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...] | None:
+    """Return the head sizes to compile a kernel for; None if it has no head sizes.
+
+    Several are those of bundles in other tests, so that a cache folder has them.
+    """
     if kernel == "linear_attention":
-        return KEY_DIMS if (capability, dtype) == ("9.0", "bfloat16") else (128,)
-    return (32, 64, 128) if kernel != "attention" or (capability, dtype) == ("9.0", "bfloat16") else (128,)
+        return KEY_DIMS if (capability, dtype) == (HOPPER, "bfloat16") else (128,)
+    if kernel == "attention":
+        return (64,) if dtype == "float16" else (128,)
+    return None
 
 
-# Attention takes half a minute for each with all its head sizes: every GPU sees one of them, one GPU all, and heads of
-# 256 values, whose sums leave no registers for the rest; each in one dtype.
-# Matmuls in float8 see a GPU without it, and the newest, those with 4-bit integers and experts the oldest; attention
-# over float8 is the same with other elements. Latent attention, other low-bit matmuls and such experts are compiled for
-# one GPU.
-ONE_DTYPE = (*ATTENTION, *LOW_BIT_FILES, "collectives", "float8", "experts", "linear_attention", "latent_attention")
+def by_code(kernel: str) -> set[str]:
+    """Return the oldest compute capability of every version of the code of ``kernel``, and the newest of all.
+
+    Versions differ by conditions on the architecture. GPUs between them compile the same code.
+    """
+    source = (compiler.SOURCES / f"{kernel}.cu").read_bytes()
+    code = b"".join([source, *(content for _, content in compiler._included(source))]).decode()
+    conditions = re.findall(r"__CUDA_ARCH__ >= (\d+)(\d)0\b", code)
+    return {COMPUTE_CAPABILITIES[0], *(f"{major}.{minor}" for major, minor in conditions), LAST}
+
+
+# A kernel is compiled in every dtype for one GPU, and in one dtype for every version of its code. Attention takes ten
+# seconds per head size, so one GPU sees all sizes. Attention over float8 is the same with other elements.
 COMPILED = [
     (kernel, dtype, capability, sizes_of(kernel, capability, dtype))
     for kernel in compiler.kernel_names()
     for dtype in SUFFIXES
     for capability in COMPUTE_CAPABILITIES
-    if kernel not in ONE_DTYPE or dtype == "bfloat16" or capability == "9.0"
-    if kernel not in ("float8", "int4", "experts") or capability in ("8.0", "9.0", LAST)
-    if kernel not in ("int8", "float4") or capability == "9.0"
-    if not kernel.startswith("experts_") or (capability, dtype) == ("9.0", "bfloat16")
+    if capability == HOPPER or (dtype == "bfloat16" and capability in by_code(kernel))
+    if not kernel.startswith("experts_") or (capability, dtype) == (HOPPER, "bfloat16")
+    if kernel not in ("int8", "float4", "latent_attention") or capability == HOPPER
+    if kernel != "latent_attention" or dtype != "float16"
     if kernel != "attention_float8"
-    if kernel != "latent_attention" or (capability, dtype) in (("9.0", "bfloat16"), ("9.0", "float32"))
 ] + [
-    ("attention", "bfloat16", "9.0", (256,)),
-    ("attention", "bfloat16", "9.0", (512,)),
-    ("attention", "float32", "9.0", (512,)),
+    *(("attention", "bfloat16", HOPPER, (size,)) for size in (32, 64, 256, 512)),
+    ("attention", "float32", HOPPER, (512,)),
     *(
         ("attention_float8", dtype, capability, head_dims)
         for dtype, capability, head_dims in (
-            ("bfloat16", "8.0", (32,)),
-            ("bfloat16", "9.0", (128,)),
-            ("float16", "9.0", (32,)),
-            ("float32", "9.0", (64,)),
+            ("bfloat16", "8.9", (32,)),
+            ("bfloat16", HOPPER, (128,)),
+            ("float16", HOPPER, (64,)),
+            ("float32", HOPPER, (64,)),
         )
     ),
 ]
