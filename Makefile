@@ -59,17 +59,19 @@ serve: $(SERVE_VENV)/.ready ## serve the demo bundle with Triton on ports 8000-8
 	@$(SERVE)/tandemrt export triton engines/built/demo $(MODELS)
 	@$(SERVE)/python -m tools.serve $(MODELS)
 
-# Installing, starting and stopping wait for a network or for processes, so that each half has something to run next to it.
+# Installing, starting and stopping wait for a network or for processes, so that each has something to run next to it. Two
+# environments with this project are installed one after the other, because both builds write into src.
 # The tests of the server get the processor first: Triton aborts if a starting model shows no life for a second.
-test: $(VENV)/.dev $(VENV)/.real ## run everything that CI runs: lint, types, all tests
-	@$(MAKE) --no-print-directory --jobs 3 check $(VENV)/.collected $(SERVE_VENV)/.ready $(CLIENTS_VENV)/.ready
+test: ## run everything that CI runs: lint, types, all tests
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.dev $(CLIENTS_VENV)/.ready
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.collected $(SERVE_VENV)/.ready
 	@$(MAKE) --no-print-directory --jobs 2 test-python test-others
 
 test-python: $(VENV)/.dev ## run the tests that need no other environment
 	nice -n 10 $(BIN)/python -m pytest $(PARALLEL)
 
 test-others:
-	@$(MAKE) --no-print-directory --output-sync=target test-serve test-real test-tensorrt test-demo-servers
+	@$(MAKE) --no-print-directory --output-sync=target check test-serve test-real test-tensorrt test-demo-servers
 	@$(BIN)/python -m tools.quality.vocabularies $(VOCABULARIES); case $$? in \
 		0) $(MAKE) --no-print-directory test-vocabularies ;; \
 		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
@@ -174,6 +176,7 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 # One process compiles what the tests import, before several would each compile it. A test that cannot be collected fails
 # later, where its error is seen.
 $(VENV)/.collected: $(VENV)/.dev
+	@$(MAKE) --no-print-directory $(VENV)/.real # after .dev: two processes that install into one environment disturb each other
 	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || true
 	@touch $@
 
