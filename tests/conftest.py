@@ -1,7 +1,9 @@
-"""Bundles that many tests share, built once per test process, and how hypothesis draws."""
+"""Bundles that many tests share, built once for all processes of pytest-xdist, and how hypothesis draws."""
 
+import fcntl
 import gc
 import os
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,8 +27,9 @@ if find_spec("hypothesis"):  # the environment of a server's tests has none
     settings.load_profile("reproducible")  # pytest --hypothesis-profile random overrides it
 
 
-def pytest_collection_finish() -> None:
-    """Leave modules and collected tests out of garbage collections: closing an LLM collects, 0.5 s each time here."""
+@pytest.fixture(scope="module", autouse=True)
+def frozen_objects() -> None:
+    """Leave what lived before this module out of garbage collections: closing an LLM collects, 0.5 s each time here."""
     gc.collect()
     gc.freeze()
 
@@ -38,26 +41,43 @@ def pytest_sessionfinish() -> None:
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Random models of two layers and one, 4 slots, length 96, draft window 8. The text is noise."""
-    folder = tmp_path_factory.mktemp("tiny")
-    target = tiny_checkpoint(folder / "target", seed=1)
-    draft = tiny_checkpoint(folder / "draft", layers=1, seed=1)
-    recipe = write_recipe(folder / "tiny.toml", target=target, draft=draft, window=8)
-    return build(Recipe.load(recipe), folder / "bundle").folder
+
+    def write(folder: Path) -> Path:
+        target = tiny_checkpoint(folder / "target", seed=1)
+        draft = tiny_checkpoint(folder / "draft", layers=1, seed=1)
+        return write_recipe(folder / "tiny.toml", target=target, draft=draft, window=8)
+
+    return shared_bundle(tmp_path_factory, "tiny", write)
 
 
 @pytest.fixture(scope="session")
 def ngram_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The target of ``tiny_bundle`` with n-gram drafts."""
-    folder = tmp_path_factory.mktemp("ngram")
-    target = tiny_checkpoint(folder / "target", seed=1)
-    recipe = write_recipe(
-        folder / "ngram.toml", target=target, drafting='kind = "ngram"\nnum_draft_tokens = 8\nngram_min = 1'
-    )
-    return build(Recipe.load(recipe), folder / "bundle").folder
+
+    def write(folder: Path) -> Path:
+        target = tiny_checkpoint(folder / "target", seed=1)
+        drafting = 'kind = "ngram"\nnum_draft_tokens = 8\nngram_min = 1'
+        return write_recipe(folder / "ngram.toml", target=target, drafting=drafting)
+
+    return shared_bundle(tmp_path_factory, "ngram", write)
 
 
 @pytest.fixture(scope="session")
 def demo_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo: trained models with reasoning and JSON."""
-    recipe = Recipe.load(ROOT / "engines" / "recipes" / "demo.toml")
-    return build(recipe, tmp_path_factory.mktemp("demo") / "bundle").folder
+    return shared_bundle(tmp_path_factory, "demo", lambda _: ROOT / "engines" / "recipes" / "demo.toml")
+
+
+def shared_bundle(folders: pytest.TempPathFactory, name: str, write: Callable[[Path], Path]) -> Path:
+    """Build the recipe that ``write`` returns, in the first process that asks for it; return the bundle.
+
+    ``write`` gets a folder for checkpoints.
+    """
+    own = folders.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / name
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "bundle").exists():  # a build renames it last
+            build(Recipe.load(write(folder)), folder / "bundle")
+    return folder / "bundle"
