@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,7 @@ import typer
 from tandemrt import LLM, SamplingParams, StructuredOutputs
 from tandemrt.cli import app
 from tests.makers import tiny_checkpoint, write_recipe
-from tests.pages.blocks import BLOCKS, PAGES, ROOT, Block, block
+from tests.pages.blocks import BLOCKS, PAGES, ROOT, Block, block, blocks_of
 from tests.waiting import PATIENCE_S
 
 BUNDLE = "engines/built/demo"
@@ -25,17 +26,20 @@ SERVE = f"tandemrt serve {BUNDLE}"
 CHAT = f"tandemrt chat {BUNDLE}"
 
 RUN = (
-    f"tandemrt check {BUNDLE}",
-    f'tandemrt run {BUNDLE} "Put 1 pine box at £26.55 on the account of Leo Conti." '
-    "--budget 64 --compare --trace out.html",
     f'tandemrt run {BUNDLE} "Please put 1 pine box at £26.55 on the account of Leo Conti." --trace out.html',
-    f"tandemrt bench {BUNDLE} --max-tokens 64",
-    "tandemrt doctor",
     "tandemrt export build recipe.toml --out my-model",
 )
 BUILD = f"tandemrt export build demo --out {BUNDLE}"
+IN_README = (  # tests/engine/test_wheel.py runs them in an installed wheel
+    BUILD,
+    f"tandemrt check {BUNDLE}",
+    f'tandemrt run {BUNDLE} "Put 1 pine box at £26.55 on the account of Leo Conti." '
+    "--budget 64 --compare --trace out.html",
+    f"tandemrt bench {BUNDLE} --max-tokens 64",
+    "tandemrt doctor",
+)
 NOT_RUN = {
-    "make demo": "sets up an environment; the two commands of this target are run here",
+    "make demo": "sets up an environment; the two commands of this target are run by tests",
     "source .venv/bin/activate": "the environment of make demo",
     'tandemrt run Qwen/Qwen3-0.6B "What is speculative decoding?"': "fetches a model from the hub",
     "pip install '.[cpu,serve]'": "sets up an environment",
@@ -57,11 +61,11 @@ ENVIRONMENT = os.environ | {"COLUMNS": "200", "PYTHONPATH": os.pathsep.join([str
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reader's working folder: it contains the demo's bundle, built by the command of the page."""
+def folder(demo_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reader's working folder: it contains the demo's bundle."""
     place = tmp_path_factory.mktemp("reader")
     write_recipe(place / "recipe.toml", target=tiny_checkpoint(place / "tiny"))
-    run(BUILD, place)
+    shutil.copytree(demo_bundle, place / BUNDLE)
     return place
 
 
@@ -105,7 +109,11 @@ def server(folder: Path) -> Iterator[tuple[str, Path]]:
 
 def test_every_command_is_run_or_says_why_not() -> None:
     commands = {command for each in BLOCKS for command in each.commands if not LOG.fullmatch(command)}
-    assert commands == {*RUN, BUILD, SERVE, CHAT, *NOT_RUN}
+    assert commands == {*RUN, *IN_README, SERVE, CHAT, *NOT_RUN}
+
+
+def test_the_commands_of_the_readme_are_in_its_blocks() -> None:
+    assert set(IN_README) <= {command for each in blocks_of("README.md") for command in each.commands}
 
 
 def test_every_block_of_another_language_is_known() -> None:
@@ -126,9 +134,7 @@ def test_every_block_of_another_language_is_known() -> None:
 
 @pytest.mark.parametrize("command", RUN)
 def test_a_command_succeeds(folder: Path, command: str) -> None:
-    printed = run(command, folder)
-    if "--compare" in command:
-        assert "without speculation: the same text" in printed
+    run(command, folder)
     if "--trace" in command:
         assert "Leo Conti" in (folder / "out.html").read_text()
 
@@ -144,7 +150,7 @@ def test_the_demo_prints_what_the_page_shows(folder: Path) -> None:
     assert re.sub(r"\d+ ms", "", printed).count(re.sub(r"\d+ ms", "", shown)) == 1
 
 
-def test_make_demo_runs_the_commands_that_are_run_here() -> None:
+def test_make_demo_runs_commands_that_tests_run() -> None:
     makefile = (ROOT / "Makefile").read_text()
     recipe = makefile.split("\ndemo: ")[1].split("\n\n")[0].replace("$(DEMO)", "demo")
     assert re.findall(r"@\$\(BIN\)/(.*)", recipe) == [BUILD, f"python -m tools.demo.demo {BUNDLE}"]
