@@ -115,6 +115,36 @@ def test_an_interpreter_that_dies_leaves_an_error_with_its_last_words(tmp_path: 
     assert not (tmp_path / "model.engine").exists()
 
 
+def test_an_error_about_kept_timings_is_not_the_reason_of_a_failed_build(tmp_path: Path) -> None:
+    """TensorRT 8.6 reports one for every timing cache, and uses the cache."""
+    failing = """
+
+class Failing(Builder):
+    def __init__(self, log):
+        super().__init__(log)
+        self.report = lambda message: log.log(rtx.ILogger.ERROR, message)
+
+    def create_builder_config(self):
+        create = rtx.IBuilderConfig.create_timing_cache
+
+        def create_timing_cache(config, kept):
+            self.report("Myelin error from unknown graph")
+            return create(config, kept)
+
+        rtx.IBuilderConfig.create_timing_cache = create_timing_cache
+        return super().create_builder_config()
+
+    def build_serialized_network(self, network, config):
+        self.report("no kernel")
+
+
+Builder = Failing
+"""
+    python = interpreter(tmp_path, AS_TENSORRT + failing)
+    with pytest.raises(BackendUnavailable, match=r"cannot compile .*: the builder returned no plan; no kernel$"):
+        build(tmp_path, options(python), "float32")
+
+
 def test_an_interpreter_without_tensorrt_is_rejected_with_what_installs_it() -> None:
     with pytest.raises(BackendUnavailable, match=r"must import tensorrt: .*No module named 'tensorrt'.*-m pip install"):
         release(sys.executable)

@@ -66,6 +66,7 @@ def build(trt: Any, log: Any, job: Job) -> dict[str, Any]:
         for name, (least, best, most) in shapes.items():
             profile.set_shape(name, least, best, most)
         config.add_optimization_profile(profile)
+    log.errors.clear()  # 8.6 reports an error for every kept cache, although it takes the timings
     plan = builder.build_serialized_network(network, config)
     if plan is None:
         raise Failed("the builder returned no plan")
