@@ -8,6 +8,8 @@ rounding could swap.
 """
 
 import os
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from typer.testing import CliRunner
 
 from tandemrt.cli import app
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.export.bundle.build import build
@@ -82,6 +85,26 @@ def test_texts_equal_those_of_a_cpu(bundle: Path, expected: list[Any], window: i
 
 def test_graphs_replay_what_eager_runs_compute(bundle: Path, expected: list[Any]) -> None:
     assert by_graphs_and_eagerly(bundle) == [expected, expected]
+
+
+def test_16_clients_of_the_server_read_the_texts_of_a_cpu(bundle: Path, expected: list[Any]) -> None:
+    conftest, config = (
+        pytest.importorskip(name, exc_type=ImportError, reason="needs the packages of the extras serve and dev")
+        for name in ("tests.openai.conftest", "tandemrt.runtime.servers.openai.config")
+    )
+    # A completion's text includes reasoning, and its seed is a signed integer.
+    asked = [
+        ({"model": "demo", "prompt": prompt, **params}, text)
+        for (prompt, params), (_, _, text, _) in zip(MIXED, expected, strict=True)
+        if "<think>" not in prompt and 0 <= params.get("seed", 0) < 2**63
+    ]
+    bodies, texts = zip(*4 * asked, strict=True)
+    with (
+        conftest.serving(bundle, config.ServerConfig(port=0), RuntimeOptions()) as served,
+        ThreadPoolExecutor(16) as clients,
+    ):
+        answers = list(clients.map(partial(served.ask, "/v1/completions"), bodies))
+    assert [answer["choices"][0]["text"] for _, answer, _ in answers] == [*texts]
 
 
 def test_the_check_finds_no_fault(bundle: Path) -> None:
