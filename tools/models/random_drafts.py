@@ -52,6 +52,10 @@ def write_draft(
         return
     layers, hidden, vocab = config["num_hidden_layers"], config["hidden_size"], config["vocab_size"]
     layer: dict[str, Any] = {name: config[name] for name in _LAYER} | {"tie_word_embeddings": False}
+    # A head rotates all values of its heads, whatever the target does.
+    layer["rope_parameters"] = {
+        name: value for name, value in config["rope_parameters"].items() if name != "partial_rotary_factor"
+    }
     features = [2, layers // 2, layers - 3] if layers > 6 else [1, 2, 3]
     own: dict[str, Any] = {"aux_hidden_state_layer_ids": features, "mask_token_id": vocab - 5}
     count, family, prefix, inner = 1, "llama", "layers", hidden
