@@ -495,6 +495,7 @@ SCHEMAS = {
     )
 }
 
+EXPERTS = tuple(name for name in SCHEMAS if name.endswith("experts"))  # mixtures of experts in any format
 COLLECTIVES = ("all_reduce", "all_gather")  # operators that all ranks of a tensor-parallel target run together
 
 # Each engine without weights is one operator. Verification also applies token_bitmask first.

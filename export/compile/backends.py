@@ -10,7 +10,7 @@ import onnx_ir as ir
 
 from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.contract.decoder import Decoder, Subgraph
-from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
+from tandemrt.engines.contract.operators import EXPERTS, WEIGHTLESS_ENGINES
 from tandemrt.engines.recipe.backend import Backend
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.recipe.recipe import Recipe
@@ -28,10 +28,7 @@ from tandemrt.plugins.operators.constants import DOMAIN
 
 # Operators whose target is batch-invariant only if a recipe requires it, and why (docs/invariance.md)
 _ON_REQUEST = {
-    **dict.fromkeys(
-        ("experts", "float8_experts", "int4_experts", "int8_experts", "float4_experts"),
-        "rounds of many requests through experts would be slower",
-    ),
+    **dict.fromkeys(EXPERTS, "rounds of many requests through experts would be slower"),
     "int4_matmul": "short prompts through 4-bit weights would be slower",
     "int8_matmul": "short prompts through 8-bit weights would be slower",
     "float4_matmul": "short prompts through 4-bit weights would be slower",

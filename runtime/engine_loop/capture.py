@@ -56,7 +56,7 @@ def _rest(loop: EngineLoop, first: Collection[calls.Shape]) -> Iterator[None]:
         _wait(loop)
         yield
     for batch in sorted(_adaptive(loop)):
-        for window in loop.draft_windows.usual(batch):
+        for window in loop.draft_windows.usual(batch) if loop.draft_windows.calibrates else ():
             _calibrate(loop, batch, window)
             _wait(loop)
             yield

@@ -239,6 +239,7 @@ class DraftWindowPlanner:
         adaptive: whether any window follows acceptance and cost (acceptance.py, costs.py).
         uncaptured: rows of rounds whose shorter windows have no CUDA graphs yet; these rounds do not adapt.
         costs: seconds of rounds, by rows and window.
+        calibrates: whether ``costs`` are measured before there are texts, else in their first rounds.
     """
 
     def __init__(
@@ -250,6 +251,7 @@ class DraftWindowPlanner:
         drafts: bool = True,
         mask_drafts: bool = False,
         adapts_from: int | None = None,
+        calibrates: bool = True,
     ) -> None:
         """
         Args:
@@ -258,6 +260,7 @@ class DraftWindowPlanner:
             limit: the bundle's largest window.
             drafts: whether the bundle has a drafter.
             adapts_from: adapt rounds whose calls have at least so many tokens with the largest window; None: no rounds.
+            calibrates: whether rounds without texts cost what others do, in proportion.
 
         Raises BadRequest for a window outside 0..limit, or a table without an entry for one request.
         """
@@ -269,6 +272,7 @@ class DraftWindowPlanner:
         self.fast_forward = fast_forward
         self.mask_drafts = mask_drafts
         self.costs = RoundCosts()
+        self.calibrates = calibrates
         self.uncaptured: set[int] = set()
         self._acceptance: WeakKeyDictionary[RunningRequest, Acceptance] = WeakKeyDictionary()  # survives preemption
         self._running: dict[int, RunningRequest] = {}  # by slot

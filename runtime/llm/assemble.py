@@ -7,6 +7,7 @@ from tandemrt.engines.bundle.implied import require_implied
 from tandemrt.engines.contract.calls import largest_prompts, most_query, slack
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.engines.contract.operators import EXPERTS
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest
@@ -51,6 +52,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         drafts=bundle.draft.kind != "none",
         mask_drafts=options.draft_masks,
         adapts_from=_adapts_from(bundle, options, device),
+        calibrates=not _has_experts(bundle),  # all tokens of rounds without texts choose the same experts
     )
     require_implied(bundle.manifest)
     require_memory(bundle, options, device)
@@ -137,13 +139,20 @@ def _device(bundle: Bundle, device: str | None) -> torch.device:
 def _adapts_from(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> int | None:
     """Return the tokens of a call from which draft windows adapt; None: never.
 
-    By default only engines whose texts do not depend on the window adapt.
+    By default only engines whose texts do not depend on the window adapt. Each drafted token reads further experts.
     """
     if options.adaptive_draft_tokens is not None:
         return 0 if options.adaptive_draft_tokens else None
     on_gpu = not device_of(device).on_host
     adapts = on_gpu and options.num_draft_tokens is None and bundle.engine("target").batch_invariant
-    return _ADAPTS_FROM if adapts else None
+    if not adapts:
+        return None
+    return 0 if _has_experts(bundle) else _ADAPTS_FROM
+
+
+def _has_experts(bundle: Bundle) -> bool:
+    decoder = bundle.engine("target").decoder
+    return decoder is not None and any(step.name in EXPERTS for step in decoder.operators)
 
 
 def _features(target: Contract) -> int:

@@ -99,6 +99,19 @@ def test_the_warm_up_of_a_linear_cache_leaves_nothing_for_later(tiny_bundle: Pat
         assert list(capture(llm.loop)) == []
 
 
+@pytest.mark.parametrize("calibrates", [True, False])
+def test_rounds_without_texts_are_timed_only_where_they_cost_what_others_do(
+    tiny_bundle: Path, calibrates: bool
+) -> None:
+    """All tokens of such rounds would choose the same experts."""
+    with LLM(tiny_bundle, threads=1, adaptive_draft_tokens=True) as llm:
+        windows = llm.loop.draft_windows
+        windows.calibrates = calibrates
+        list(capture(llm.loop))
+        assert not windows.uncaptured
+        assert windows.costs.due(4, [0, 8]) == (None if calibrates else 0)
+
+
 def test_nothing_is_captured_on_a_cpu(tiny_bundle: Path) -> None:
     with LLM(tiny_bundle, threads=1) as llm:
         assert llm.metrics.eager_runs == {}

@@ -26,6 +26,11 @@ ROUNDS = {  # rows, and the cost of a round by its window
     "a CPU": (1, [1, 1.15, 1.3, 1.45, 1.6]),
     "a CPU, a large draft, 4 requests": (4, [1, 1.3, 1.6, 1.9, 2.2]),
 }
+# Qwen3-30B-A3B's shape on an H200, ms: without drafts and with 4 (docs/data/rounds-experts.csv), and between them.
+WITH_EXPERTS = {
+    "30B-A3B, 1 request": (1, [3.55, 4.18, 4.81, 5.44, 6.07]),
+    "30B-A3B, 16 requests": (16, [11.91, 13.77, 15.64, 17.5, 19.36]),
+}
 USELESS, USEFUL = [0.0] * MOST, [0.9] * MOST
 DRAFTS = {
     "useless": [USELESS],
@@ -99,6 +104,21 @@ def test_adaptive_windows_lose_at_most_one_percent_to_the_largest(drafts: str) -
     rows, costs = ROUNDS["an H200, the costs of 64 requests"]
     largest = speed(DraftWindowPlanner(MOST, MOST), rows, costs, DRAFTS[drafts])
     assert speed(adapting(rows, costs, of_texts=3.0), rows, costs, DRAFTS[drafts]) >= 0.99 * largest
+
+
+@pytest.mark.parametrize(
+    ("rounds", "drafts"),
+    [*(("30B-A3B, 1 request", drafts) for drafts in DRAFTS), ("30B-A3B, 16 requests", "useless")],
+)
+def test_windows_of_experts_are_nearly_as_fast_as_the_best_one_although_rounds_are_timed_with_texts(
+    rounds: str, drafts: str
+) -> None:
+    rows, costs = WITH_EXPERTS[rounds]
+    of_rows, most = DRAFTS[drafts], TOKENS if rows == 1 else 8 * TOKENS
+    fixed = [speed(DraftWindowPlanner(window, MOST), rows, costs, of_rows, most=most) for window in range(MOST + 1)]
+    reached = speed(DraftWindowPlanner(MOST, MOST, adapts_from=0, calibrates=False), rows, costs, of_rows, most=most)
+    assert reached >= 0.95 * max(fixed)
+    assert reached >= 0.98 * fixed[0], "speculation costs next to nothing where it does not pay"
 
 
 @pytest.mark.parametrize("rounds", [name for name, (rows, _) in ROUNDS.items() if rows == 1])
