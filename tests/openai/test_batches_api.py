@@ -1,6 +1,7 @@
 """``/v1/files`` and ``/v1/batches`` with OpenAI's client: answers, errors, cancellation, restarts, keys and limits."""
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,6 +143,7 @@ def test_lists_have_pages(client: openai.OpenAI) -> None:
         (jsonl([request("a", CHAT)]), 1, f"url: must be that of the batch, {COMPLETIONS}, received '{CHAT}'"),
         (jsonl([request("a", model="gpt")]), 1, "body.model: must be one of demo, received 'gpt'"),
     ],
+    ids=["empty", "no JSON", "repeated", "another endpoint", "another model"],
 )
 def test_a_file_that_is_no_batch_fails_with_the_number_of_the_line(
     client: openai.OpenAI, data: bytes, line: int | None, message: str
@@ -271,6 +273,12 @@ def test_files_have_limits(demo_bundle: Path, tmp_path: Path, monkeypatch: pytes
         monkeypatch.setattr(files, "MAX_FILES", 1)
         with pytest.raises(openai.RateLimitError, match="keeps 1 files at most"):
             client.files.create(file=("a", b"a"), purpose="batch")
+        monkeypatch.undo()
+        shutil.rmtree(tmp_path / "files")
+        with pytest.raises(openai.APIStatusError, match="cannot keep the file: No such file or directory") as raised:
+            client.files.create(file=("a", b"a"), purpose="batch")
+        assert raised.value.status_code == 503
+        (tmp_path / "files").mkdir()
         monkeypatch.setattr(files, "LIFETIME_S", -1)
         assert list(client.files.list()) == []
         assert not list((tmp_path / "files").iterdir())

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from tandemrt.engines.validation.errors import QueueFull, clipped
 from tandemrt.runtime.servers.batch.records import StoredRecord, StoredRecords
-from tandemrt.runtime.servers.openai.errors import BodyTooLarge
+from tandemrt.runtime.servers.openai.errors import BodyTooLarge, Overloaded
 
 MAX_FILE = 200 << 20  # bytes of one uploaded file, as at OpenAI
 MAX_FILES = 10_000
@@ -60,7 +60,7 @@ class FileStore:
         return self.records.folder / f"{file.id}.jsonl"
 
     def add(self, owner: str, filename: str, source: IO[bytes], size: int) -> StoredFile:
-        """Copy an input of batches. Raises QueueFull, or BodyTooLarge if there is no room for it."""
+        """Copy an input of batches. Raises QueueFull, Overloaded, or BodyTooLarge if there is no room for it."""
         self.remove_expired()
         if len(self.records) >= MAX_FILES:
             raise QueueFull(f"the server keeps {MAX_FILES} files at most; delete some and send it again")
@@ -72,6 +72,8 @@ class FileStore:
                 shutil.copyfileobj(source, target)
             partial.replace(self.path(file))
             return self.records.add(file)
+        except OSError as error:  # for example a full disk
+            raise Overloaded(f"the server cannot keep the file: {error.strerror}; send it again later") from error
         finally:
             partial.unlink(missing_ok=True)
 

@@ -15,7 +15,7 @@ from tandemrt.engines.user_cache import make_private
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.engines.validation.records import Section, explain
 from tandemrt.runtime.servers.batch.batches import BatchStore
-from tandemrt.runtime.servers.batch.files import FileStore
+from tandemrt.runtime.servers.batch.files import MAX_FILES, FileStore
 from tandemrt.runtime.servers.batch.upload import Uploads
 from tandemrt.runtime.servers.batch.worker import BatchWorker
 from tandemrt.runtime.servers.openai.config import ServerConfig
@@ -26,7 +26,6 @@ from tandemrt.runtime.servers.openai.protocols import ENDPOINTS
 from tandemrt.runtime.servers.openai.request_body import parse_json
 from tandemrt.runtime.servers.openai.served_models import Models
 
-MAX_PAGE = 10_000  # entries of a list
 _MAX_BODY = 64 << 10  # bytes of a request that creates a batch
 
 
@@ -83,7 +82,7 @@ def _file_routes(files: FileStore, batches: BatchStore, config: ServerConfig) ->
         files.remove_expired()
         purpose = request.query_params.get("purpose")
         own = [file for file in files.records if file.owner == owner_of(request)]
-        return _page(request, [file.card() for file in own if purpose in (None, file.purpose)], MAX_PAGE)
+        return _page(request, [file.card() for file in own if purpose in (None, file.purpose)], MAX_FILES, MAX_FILES)
 
     @router.get("/{file_id}")
     async def card(request: Request, file_id: str) -> Response:
@@ -126,7 +125,7 @@ def _batch_routes(files: FileStore, batches: BatchStore, worker: BatchWorker, co
     @router.get("")
     async def batches_of_key(request: Request) -> Response:
         own = [batch for batch in batches.records if batch.owner == owner_of(request)]
-        return _page(request, [batch.card() for batch in own], 100)
+        return _page(request, [batch.card() for batch in own], 20, 100)
 
     @router.get("/{batch_id}")
     async def card(request: Request, batch_id: str) -> Response:
@@ -157,12 +156,15 @@ def _parsed(body: dict[str, Any]) -> NewBatch:
     return new
 
 
-def _page(request: Request, cards: list[dict[str, Any]], most: int) -> Response:
-    """Return the part of ``cards``, oldest first, that the query asks for: ``after``, ``limit`` and ``order``."""
+def _page(request: Request, cards: list[dict[str, Any]], default: int, most: int) -> Response:
+    """Return the part of ``cards``, oldest first, that the query asks for: ``after``, ``limit`` and ``order``.
+
+    ``default``, ``most``: values of ``limit``.
+    """
     query = request.query_params
     order, after = query.get("order", "desc"), query.get("after")
     try:
-        limit = int(query.get("limit", min(most, 20)))
+        limit = int(query.get("limit", default))
     except ValueError:
         limit = 0
     if not 1 <= limit <= most:
