@@ -4,6 +4,7 @@
 ONNX = {
     "float32": 1,
     "uint8": 2,
+    "int8": 3,
     "int32": 6,
     "int64": 7,
     "bool": 9,
@@ -15,6 +16,7 @@ ONNX = {
 BYTES = {
     "float32": 4,
     "uint8": 1,
+    "int8": 1,
     "int32": 4,
     "int64": 8,
     "bool": 1,

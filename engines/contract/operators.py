@@ -414,17 +414,20 @@ SCHEMAS = {
             Binding("scales", "uint8", ("width", "groups")),
             Binding("factors", "float32", ("width",)),
         ),
-        Schema(  # on a CPU: inputs are rounded to 8 bits, and a row has the same bits in any call
+        Schema(  # on a CPU: weights of 4 to 6 bits, inputs rounded to 8 bits, the same bits for a row in any call
             "int4_int8_matmul",
             inputs=(
                 Binding("x", "float32", ("tokens", "inner")),
                 Binding("weight", "uint8", ("tiles", "tile_bytes")),
-                Binding("scales", "float32", ("tiles", "tile_groups")),
+                Binding("scales", "float32", ("tiles", "tile_scales")),
                 Binding("zeros", "uint8", ("tiles", "tile_groups")),
+                Binding("offsets", "float32", ("tiles", "tile_scales")),
+                Binding("subscales", "int8", ("tiles", "tile_groups")),
+                Binding("suboffsets", "int8", ("tiles", "tile_groups")),
             ),
             outputs=(Binding("out", "float32", ("tokens", "width")),),
-            attributes={"group_size": "int", "width": "int"},
-            optional=("zeros",),
+            attributes={"bits": "int", "group_size": "int", "width": "int"},
+            optional=("zeros", "offsets", "subscales", "suboffsets"),
             kernels=None,
         ),
         Schema(  # on a CPU: weights in the checkpoint's dtype T, sums in float32, equal bits for a row in any call

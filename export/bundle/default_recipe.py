@@ -83,7 +83,7 @@ def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptio
     spec = ModelSpec.from_hf(opened.config)
     dtype = options.dtype or _dtype(opened, machine, checkpoint)
     batch = BATCH[machine.backend]
-    kind = _draft(options.draft)[0]
+    kind = draft_option(options.draft)[0]
     fitting = _fitting_tokens(opened, spec, dtype, machine)
     per_request = fitting // batch if machine.on_cpu else fitting  # a linear cache has full rows
     length = options.max_model_len or _rounded(min(spec.max_length, per_request - slack(kind, NUM_DRAFT_TOKENS) - 1))
@@ -148,7 +148,7 @@ def _fitting_tokens(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, machine
     return max(0, int((machine.memory * MEMORY_SHARE[machine.backend] - weights) / token))
 
 
-def _draft(draft: str | None) -> tuple[str, str | None]:
+def draft_option(draft: str | None) -> tuple[str, str | None]:
     """Return the kind of a draft option and its checkpoint, if it has one. Raises BadRequest."""
     draft = "ngram" if draft is None else draft
     kinds = [name for name, needs in DRAFT_KINDS.items() if needs.engines]
@@ -167,7 +167,7 @@ def _draft(draft: str | None) -> tuple[str, str | None]:
 
 
 def _draft_lines(draft: str | None) -> list[str]:
-    kind, checkpoint = _draft(draft)
+    kind, checkpoint = draft_option(draft)
     lines = [f"kind = {_text(kind)}"]
     if checkpoint is not None:
         folder = Path(checkpoint)

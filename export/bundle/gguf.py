@@ -7,15 +7,18 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.user_cache import CHECKPOINTS, cache_folder
 from tandemrt.engines.validation.errors import clipped
-from tandemrt.export.quantize.gguf.checkpoint import write_gguf_checkpoint
+from tandemrt.export.quantize.gguf.checkpoint import KeptTypes, write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.split import only_model, parts_of, vision_files
 from tandemrt.export.quantize.writer import Progress
+from tandemrt.export.read.quantization.gguf import GGUF_TYPES, MATMUL_TYPES
 from tandemrt.export.staging import sole_builder, staged, unwritable_cache
+from tandemrt.plugins.onnxruntime.custom_operators import library
 
-_FORMAT = 3  # of the written folders; another number writes them again
+_FORMAT = 4  # of the written folders; another number writes them again
 
 
 def with_unpacked_gguf(
@@ -27,13 +30,17 @@ def with_unpacked_gguf(
 ) -> Recipe:
     """Return ``recipe`` with a checkpoint folder for every GGUF file that it names.
 
+    Types for which the backend has matmuls stay packed. Embeddings and heads do if the draft does not share them.
     Raises as ``unpacked_gguf`` does; ``needs_chat_template`` is about the target.
     """
     changed: dict[str, Any] = {}
     for role, checkpoint in recipe.checkpoints().items():
         if (file := gguf_file(checkpoint)) is not None:
             needed = needs_chat_template and role == "target"
-            folder = unpacked_gguf(file, begin, progress, needs_chat_template=needed)
+            dtype = str(recipe.target.dtype if role == "target" else recipe.draft_dtype)
+            on_cpu, shares = recipe.backend.device == "cpu", isinstance(recipe.draft, HeadDraft)
+            kept = kept_types(on_cpu=on_cpu, compute=recipe.computed_in(dtype), draft_shares=shares)
+            folder = unpacked_gguf(file, kept, begin, progress, needs_chat_template=needed)
             changed[role] = getattr(recipe, role).model_copy(update={"checkpoint": folder})
     return recipe.model_copy(update=changed)
 
@@ -48,15 +55,31 @@ def gguf_file(checkpoint: Path) -> Path | None:
     return None
 
 
+def kept_types(*, on_cpu: bool, compute: str, draft_shares: bool) -> KeptTypes:
+    """Return the types that stay packed in a checkpoint for a backend that computes in ``compute``.
+
+    ``draft_shares``: the draft reads the target's embedding or head, and needs floats there.
+    """
+    if on_cpu and compute == "float32" and library() is not None:
+        return KeptTypes(GGUF_TYPES, everywhere=not draft_shares)
+    return KeptTypes(MATMUL_TYPES, everywhere=False)
+
+
 def unpacked_gguf(
-    file: Path, begin: Callable[[str], None] | None, progress: Progress | None, *, needs_chat_template: bool = False
+    file: Path,
+    kept: KeptTypes,
+    begin: Callable[[str], None] | None,
+    progress: Progress | None,
+    *,
+    needs_chat_template: bool = False,
 ) -> Path:
     """Return the checkpoint folder of a GGUF file. It is written unless an earlier build or another process does that.
 
     Raises BadCheckpoint, BadBundle for a cache that cannot be written, and as ``write_gguf_checkpoint`` does.
     """
     parts = [(str(part.resolve()), part.stat()) for part in parts_of(file)]
-    named = json.dumps([_FORMAT, *([path, stat.st_size, stat.st_mtime_ns] for path, stat in parts)])
+    stats = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in parts]
+    named = json.dumps([_FORMAT, sorted(kept.names), kept.everywhere, *stats])
     folder = cache_folder() / CHECKPOINTS / f"{file.stem}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder
@@ -66,7 +89,7 @@ def unpacked_gguf(
                 begin(f"Unpack {file.name}{_without_vision(file)}")
             try:
                 with staged(folder) as unpacked:
-                    write_gguf_checkpoint(file, unpacked, progress, needs_chat_template=needs_chat_template)
+                    write_gguf_checkpoint(file, unpacked, kept, progress, needs_chat_template=needs_chat_template)
             except OSError as error:
                 raise unwritable_cache(error) from error
     return folder

@@ -5,9 +5,12 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import VERSION
+from tandemrt.engines.contract.draft_kinds import HeadKind
+from tandemrt.engines.contract.dtypes import computed_in
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.model_name import is_recipe, require_model
@@ -16,9 +19,10 @@ from tandemrt.engines.text.tokenizer import read_chat_templates
 from tandemrt.engines.user_cache import BUNDLES, cache_folder, write_file
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.export.bundle.build import build
-from tandemrt.export.bundle.default_recipe import Machine, default_recipe, recipe_name
-from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf, with_unpacked_gguf
+from tandemrt.export.bundle.default_recipe import Machine, default_recipe, draft_option, recipe_name
+from tandemrt.export.bundle.gguf import gguf_file, kept_types, unpacked_gguf, with_unpacked_gguf
 from tandemrt.export.compile.backends import DEFAULTS, CompileOptions
+from tandemrt.export.quantize.gguf.checkpoint import KeptTypes
 from tandemrt.export.read.converted_tokenizer import tokenizer_folder
 from tandemrt.export.read.hub import fetch, resolve_checkpoints
 from tandemrt.export.read.tokenizer import missing_chat_template
@@ -106,8 +110,12 @@ class CheckpointSource:
 
         A GGUF file without a chat template is not unpacked if it ``needs_chat_template``.
         """
-        folder = _checkpoint_folder(model, begin, compiling, needs_chat_template=needs_chat_template)
-        return cls(model, folder, options, Machine.here(backend))
+        machine = Machine.here(backend)
+        compute = computed_in(options.dtype or "int8", paged=not machine.on_cpu)
+        shares = draft_option(options.draft)[0] in get_args(HeadKind)
+        kept = kept_types(on_cpu=machine.on_cpu, compute=compute, draft_shares=shares)
+        folder = _checkpoint_folder(model, kept, begin, compiling, needs_chat_template=needs_chat_template)
+        return cls(model, folder, options, machine)
 
     @property
     def folder(self) -> Path:
@@ -130,14 +138,16 @@ class CheckpointSource:
         return file
 
 
-def _checkpoint_folder(model: str, begin: Begin, compiling: CompileOptions, *, needs_chat_template: bool) -> Path:
+def _checkpoint_folder(
+    model: str, kept: KeptTypes, begin: Begin, compiling: CompileOptions, *, needs_chat_template: bool
+) -> Path:
     """Return the local folder of a checkpoint, for a GGUF file its copy in the cache.
 
     The reader of checkpoints rejects a folder in another format.
     """
     require_model(model)
     if (file := gguf_file(Path(model))) is not None:
-        return unpacked_gguf(file.resolve(), begin, compiling.progress, needs_chat_template=needs_chat_template)
+        return unpacked_gguf(file.resolve(), kept, begin, compiling.progress, needs_chat_template=needs_chat_template)
     if Path(model).is_dir():
         return Path(model).resolve()
     return fetch(model, "bundle", begin=begin, progress=compiling.progress)

@@ -16,7 +16,9 @@ def with_shared_weights(engines: Mapping[EngineName, EngineEntry], models: Model
     """Return ``engines``, with the weights that subgraphs of cut decoders share with each other or with the target."""
     weights: dict[EngineName, dict[str, SharedWeight]] = {}
     for name, own, model, tensor in _shared(engines, models):
-        if engines[name].decoder is not None and tensor.dtype == engines[name].dtype and not tensor.transposed:
+        if tensor is None or engines[name].decoder is None:  # an embedding in a few bits is several tensors
+            continue
+        if tensor.dtype == engines[name].dtype and not tensor.transposed:
             weight = SharedWeight(
                 file=f"{model.role}/{tensor.file.name}", offset=tensor.offset, dtype=tensor.dtype, shape=tensor.shape
             )
@@ -27,8 +29,10 @@ def with_shared_weights(engines: Mapping[EngineName, EngineEntry], models: Model
     }
 
 
-def _shared(engines: Collection[EngineName], models: Models) -> Iterator[tuple[EngineName, str, Model, StoredTensor]]:
-    """Yield engine, weight name in the engine, and the model and stored tensor that hold the weight."""
+def _shared(
+    engines: Collection[EngineName], models: Models
+) -> Iterator[tuple[EngineName, str, Model, StoredTensor | None]]:
+    """Yield engine, weight name in the engine, and the model and stored tensor that hold the weight, if it is one."""
     target, *drafts = models
     tensors = with_graph_names(target.checkpoint, target.spec).tensors
     wanted = {_TABLE} if target.spec.tied else set()
@@ -40,6 +44,6 @@ def _shared(engines: Collection[EngineName], models: Models) -> Iterator[tuple[E
                     for layer in (name for name in DRAFT_LAYERS if name in engines):
                         yield layer, own, target, tensors[borrowed.name]
         elif draft.spec.tied:
-            yield "draft", _TABLE, draft, with_graph_names(draft.checkpoint, draft.spec).tensors[_TABLE]
+            yield "draft", _TABLE, draft, with_graph_names(draft.checkpoint, draft.spec).tensors.get(_TABLE)
     for name in sorted(wanted):
-        yield "target", name, target, tensors[name]
+        yield "target", name, target, tensors.get(name)

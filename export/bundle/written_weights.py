@@ -99,7 +99,7 @@ class WeightsWriter:
             self.notes.append(
                 f"{model.role}: {how}, {changed if written.scales_error else 'their values are the same'}"
             )
-        if rounded:
+        if rounded and written.error:
             change = f"changed the weights by {written.error:.2%} (root mean square)"
             self.notes.append(f"{model.role}: {model.dtype} {change}")
         return replace(model, checkpoint=written.checkpoint)

@@ -20,6 +20,9 @@ class LowBitFormat:
         tiles: dtype of the scales in the layouts of the operators int4_matmul and int8_matmul; None: the layout of
             MatMulNBits, with float32 scales.
         interleaved: the layout of the operator int4_int8_matmul instead.
+        offsets: whether groups have offsets, which are added to the products of integers and scales.
+        groups_per_scale: with several, scales and offsets have two levels: a float32 one for so many groups, and for
+            each group an int8 one that multiplies it.
         floats: floats of 4 or 8 bits in the layouts of the operators float4_matmul and float8_experts instead; then
             also ``tiles``.
     """
@@ -30,6 +33,8 @@ class LowBitFormat:
     tiles: str | None = None
     interleaved: bool = False
     floats: bool = False
+    offsets: bool = False
+    groups_per_scale: int = 1
 
     @property
     def numbers(self) -> str:
@@ -47,10 +52,7 @@ class LowBitFormat:
         """Return dtype and shape of the integers, scales and zero points of a matrix [rows, inner]."""
         shapes: dict[str, tuple[str, tuple[int, ...]]]
         if self.interleaved:
-            shape = interleaved_shape(rows, inner)
-            by_tile = shape[0], -(-inner // self.group_size) * OUTPUTS
-            shapes = {f"interleaved{self.group_size}": ("uint8", shape), "scales": ("float32", by_tile)}
-            return shapes | ({"zeros": ("uint8", by_tile)} if self.zeros else {})
+            return self._interleaved_shapes(rows, inner)
         # The last may be padded.
         aligned = self.tiles and self.numbers != "float8"
         count = scales_of_output(inner, self.group_size) if aligned else -(-inner // self.group_size)
@@ -63,6 +65,23 @@ class LowBitFormat:
         if self.floats:
             return shapes | ({"factors": ("float32", (rows,))} if self.bits == 4 else {})
         return shapes | ({"zeros": ("uint8", (rows, -(-count * self.bits // 8)))} if self.zeros else {})
+
+    def _interleaved_shapes(self, rows: int, inner: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+        tiles, nbytes = interleaved_shape(rows, inner, self.bits)
+        groups = -(-inner // self.group_size)
+        by_scale = tiles, -(-groups // self.groups_per_scale) * OUTPUTS
+        by_group, two_levels = (tiles, groups * OUTPUTS), self.groups_per_scale > 1
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+            f"interleaved{self.group_size}": ("uint8", (tiles, nbytes)),
+            "scales": ("float32", by_scale),
+        }
+        optional = {
+            "zeros": ("uint8", by_group, self.zeros),
+            "offsets": ("float32", by_scale, self.offsets),
+            "subscales": ("int8", by_group, two_levels),
+            "suboffsets": ("int8", by_group, two_levels and self.offsets),
+        }
+        return shapes | {kind: (dtype, shape) for kind, (dtype, shape, used) in optional.items() if used}
 
 
 def numpy_dtype(dtype: str) -> np.dtype:

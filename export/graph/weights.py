@@ -18,6 +18,7 @@ from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import require_scales
 from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.float_tiles import OUTPUTS, tiled_shape
+from tandemrt.plugins.operators.int4_interleaved import GROUP_SIZES as INTERLEAVED_GROUPS
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES
 
 _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
@@ -25,6 +26,8 @@ _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
 
 _TILES = ".tiles"
+_NUMBERS = ("int8", "int6", "int5", "int4", "float4", "float8")  # of low-bit formats
+_OF_GROUPS = ("scales", "zeros", "offsets", "subscales")  # kinds of tensors (LowBitFormat.shapes)
 EXPERTS = ".mlp.experts."  # in the names of their weights
 
 
@@ -142,7 +145,7 @@ class Weights:
     def low_bit_format(self, name: str) -> LowBitFormat | None:
         """Return the low-bit format in which export/quantize/ wrote the weight ``name``, or None."""
         tensors = self.checkpoint.tensors
-        for bits in (8, 4):
+        for bits in (8, 6, 5, 4):
             numbers = f"int{bits}"
             zeros = packed_tensor_name(name, numbers, "zeros") in tensors
             if (integers := tensors.get(packed_tensor_name(name, numbers, "integers"))) is not None:
@@ -152,8 +155,9 @@ class Weights:
                     return LowBitFormat(
                         bits, group_size, zeros, tensors[packed_tensor_name(name, numbers, "scales")].dtype
                     )
+            for group_size in INTERLEAVED_GROUPS.get(bits, ()):
                 if packed_tensor_name(name, numbers, f"interleaved{group_size}") in tensors:
-                    return LowBitFormat(bits, group_size, zeros, interleaved=True)
+                    return self._interleaved(name, bits, group_size)
         for group_size in float4.GROUP_SIZES:
             if packed_tensor_name(name, "float4", f"tiles{group_size}") in tensors:
                 return LowBitFormat(4, group_size, tiles=self.dtype, floats=True)
@@ -161,13 +165,25 @@ class Weights:
             return LowBitFormat(8, CHUNK, tiles=self.dtype, floats=True)
         return None
 
+    def _interleaved(self, name: str, bits: int, group_size: int) -> LowBitFormat:
+        kinds = {kind: self.checkpoint.tensors.get(packed_tensor_name(name, f"int{bits}", kind)) for kind in _OF_GROUPS}
+        scales, subscales = kinds["scales"], kinds["subscales"]
+        return LowBitFormat(
+            bits,
+            group_size,
+            zeros=kinds["zeros"] is not None,
+            interleaved=True,
+            offsets=kinds["offsets"] is not None,
+            groups_per_scale=subscales.shape[1] // scales.shape[1] if scales and subscales else 1,
+        )
+
     def quantized(self, module: str) -> LowBitFormat | Scheme | None:
         """Return how the weight of ``module`` is quantized, by export/quantize/ or in the checkpoint, or None."""
         return self.low_bit_format(f"{module}.weight") or self.scheme(module)
 
     def low_bit_formats(self, *, experts: bool | None = None) -> tuple[LowBitFormat, ...]:
         """Return the low-bit formats of weights that export/quantize/ wrote; ``experts``: of theirs, or of others."""
-        ends = [packed_tensor_name("", numbers, "scales") for numbers in ("int8", "int4", "float4", "float8")]
+        ends = [packed_tensor_name("", numbers, "scales") for numbers in _NUMBERS]
         names = [name.removesuffix(end) for name in self.checkpoint.tensors for end in ends if name.endswith(end)]
         names = [name for name in names if experts is None or (EXPERTS in name) == experts]
         formats = {low_bit_format for name in names if (low_bit_format := self.low_bit_format(name)) is not None}

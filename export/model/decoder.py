@@ -12,6 +12,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.embedding import embedded
 from tandemrt.export.model.experts import optional_inputs_of
 from tandemrt.export.model.image_states import with_images
 from tandemrt.export.model.layer_inputs import layer_inputs
@@ -93,8 +94,7 @@ def build_decoder(
             token_ids = graph_inputs["token_ids"]
             graph_inputs["score_rows"] = pad_ids(b, score_rows, padded)
     with b.scope("embedding"):
-        table = w.stored("model.embed_tokens.weight", (spec.vocab, spec.hidden))
-        hidden = b.cast(b.op("Gather", table, token_ids), dtype)
+        hidden = embedded(b, token_ids, w, "model.embed_tokens", spec.vocab, spec.hidden)
         hidden = scaled_by(b, hidden, spec.scales.embedding, dtype)
         hidden, updates = with_images(b, hidden, spec, graph_inputs)
         own_inputs = layer_inputs(b, hidden, token_ids, w, spec)

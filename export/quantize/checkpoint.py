@@ -20,7 +20,7 @@ from tandemrt.export.quantize.stored_weights import (
     is_quantized,
     packed_format,
     read_float4,
-    read_low_bit,
+    read_low_bit_parts,
     read_matrix,
     shape_of,
     tensor_names,
@@ -31,7 +31,7 @@ from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
-from tandemrt.plugins.operators.int4_layout import GROUP_SIZES
+from tandemrt.plugins.operators.int4_interleaved import GROUP_SIZES
 
 FILE = "model.safetensors"
 
@@ -82,7 +82,7 @@ def write_quantized(
     Weights stored in 4 or 8 bits keep their numbers and scales, in another order. Other weights are rounded to
     ``bits``; None leaves them unquantized. ``tiles``: write tiles for matmuls on a GPU, with scales in this dtype
     (LowBitFormat). ``interleaved``: write weights of 4 bits for the operator int4_int8_matmul. One matrix is in memory
-    at a time. The embedding table stays unquantized, also where lm_head shares it. Raises BadCheckpoint for a matmul
+    at a time. An unquantized embedding table stays so, also where lm_head shares it. Raises BadCheckpoint for a matmul
     weight that contradicts its config or is not a matrix of floats, and for a copy of a tied lm_head that differs.
     """
     checkpoint = with_graph_names(checkpoint, spec)
@@ -91,7 +91,8 @@ def write_quantized(
     order = place if tiles is None else place_on_gpu
     matmuls = sorted(_matmuls(checkpoint, spec, bits, tiles, interleaved), key=lambda matmul: order(matmul.module))
     rounding = _Rounding(checkpoint)
-    replaced = {name for matmul in matmuls for name in _tensor_names(matmul)} - {EMBEDDING}
+    # A tied head that is rounded here is a copy of the embedding.
+    replaced = {name for m in matmuls for name in _tensor_names(m) if m.is_packed or name != EMBEDDING}
     if spec.tied:
         replaced.add(HEAD)  # a copy of the embedding
     rest = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in replaced]
@@ -135,26 +136,35 @@ class _Rounding:
     def part(self, matmul: _Matmul, kind: str) -> Iterator[bytes]:
         """Yield the bytes of ``kind`` (LowBitFormat.shapes) of a weight; call it once per kind, in their order."""
         if f"{matmul.module} {kind}" not in self._made:
-            stored = self._quantized(matmul).stored()
-            self._made |= {f"{matmul.module} {kind}": values for kind, values in stored.items()}
-        yield self._made.pop(f"{matmul.module} {kind}").tobytes()
+            others: dict[str, list[npt.NDArray]] = {}
+            for part in self._quantized(matmul):
+                stored = part.stored()
+                yield stored.pop(kind).tobytes()
+                for other, values in stored.items():
+                    others.setdefault(other, []).append(values)
+            self._made |= {f"{matmul.module} {other}": np.concatenate(parts) for other, parts in others.items()}
+        else:
+            yield self._made.pop(f"{matmul.module} {kind}").tobytes()
 
-    def _quantized(self, matmul: _Matmul) -> QuantizedMatrix | Float4Matrix:
+    def _quantized(self, matmul: _Matmul) -> Iterator[QuantizedMatrix | Float4Matrix]:
+        """Yield the quantized weight, or parts of some rows of it."""
         tensors = self.checkpoint.tensors
         if matmul.scheme is not None and matmul.form.floats:
             floats = read_float4(matmul.module, tensors, matmul.scheme)
             self.scales.add(floats.stored_scales.astype(np.float32) * floats.factors, floats.scales * floats.factors)
-            return floats
+            yield floats
+            return
         scales_in = numpy_dtype(matmul.form.scales)
         if matmul.scheme is not None and matmul.is_packed:
-            packed = read_low_bit(matmul.module, tensors, matmul.scheme)
-            scales = packed.scales.astype(scales_in).astype(np.float32)
-            self.scales.add(scales, packed.scales)
-            return replace(packed, form=matmul.form, scales=scales)
+            for packed in read_low_bit_parts(matmul.module, tensors, matmul.scheme):
+                scales = packed.scales.astype(scales_in).astype(np.float32)
+                self.scales.add(scales, packed.scales)
+                yield replace(packed, form=matmul.form, scales=scales)
+            return
         matrix = read_matrix(matmul.module, tensors, matmul.scheme)
         quantized = quantize(matrix, matmul.form, scales_in)
         self.weights.add(quantized.dequantized, matrix)
-        return quantized
+        yield quantized
 
 
 def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
@@ -190,7 +200,7 @@ def _matmuls(
 
 
 def _laid_out(form: LowBitFormat, tiles: str | None, interleaved: bool) -> LowBitFormat:
-    fits = form.bits == 4 and form.group_size in GROUP_SIZES
+    fits = form.group_size in GROUP_SIZES.get(form.bits, ())
     return replace(form, tiles=tiles, interleaved=interleaved and fits)
 
 

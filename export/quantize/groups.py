@@ -27,7 +27,9 @@ class QuantizedMatrix:
     """A quantized matrix [rows, ``inner``].
 
     ``integers``: uint8 [rows, groups, group size], one integer per byte. ``scales``: float32 [rows, groups].
-    ``zeros``: zero points, uint8 [rows, groups]; None places all of them in the middle of the range.
+    ``zeros``: zero points, uint8 [rows, groups]; None places all of them in the middle of the range. ``offsets``:
+    float32 as ``scales``; a value is then integer * scale + offset. ``subscales``, ``suboffsets``: int8 [rows, groups];
+    scales and offsets are then [rows, groups / groups_per_scale], and those of a group are products.
     """
 
     form: LowBitFormat
@@ -35,14 +37,29 @@ class QuantizedMatrix:
     integers: npt.NDArray[np.uint8]
     scales: npt.NDArray[np.float32]
     zeros: npt.NDArray[np.uint8] | None = None
+    offsets: npt.NDArray[np.float32] | None = None
+    subscales: npt.NDArray[np.int8] | None = None
+    suboffsets: npt.NDArray[np.int8] | None = None
 
     @cached_property
     def dequantized(self) -> npt.NDArray[np.float32]:
         """The dequantized matrix, float32 [rows, inner]."""
-        zeros = np.float32(1 << (self.form.bits - 1)) if self.zeros is None else self.zeros[:, :, None]
-        values = (self.integers.astype(np.float32) - zeros) * self.scales[:, :, None]
+        scales, integers = self._each_group(self.scales, self.subscales), self.integers.astype(np.float32)
+        if self.offsets is not None:
+            values = integers * scales + self._each_group(self.offsets, self.suboffsets)
+        else:
+            zeros = np.float32(1 << (self.form.bits - 1)) if self.zeros is None else self.zeros[:, :, None]
+            values = (integers - zeros) * scales
         matrix: npt.NDArray[np.float32] = values.reshape(len(values), -1)[:, : self.inner]
         return matrix
+
+    def _each_group(
+        self, values: npt.NDArray[np.float32], factors: npt.NDArray[np.int8] | None
+    ) -> npt.NDArray[np.float32]:
+        """Return the value of each group, float32 [rows, groups, 1]."""
+        if factors is not None:
+            values = values.repeat(self.form.groups_per_scale, axis=1) * factors
+        return values[:, :, None]
 
     def stored(self) -> dict[str, npt.NDArray]:
         """Return the arrays to write, keyed as in ``LowBitFormat.shapes``."""
@@ -56,11 +73,9 @@ class QuantizedMatrix:
 
     def _interleaved(self) -> dict[str, npt.NDArray]:
         integers = self.integers.reshape(len(self.integers), -1)[:, : self.inner]
-        arrays = {
-            f"interleaved{self.form.group_size}": interleaved(integers),
-            "scales": by_tile(self.scales),
-        }
-        return arrays if self.zeros is None else arrays | {"zeros": by_tile(self.zeros)}
+        kinds = ("scales", "zeros", "offsets", "subscales", "suboffsets")
+        by_tiles = {kind: by_tile(array) for kind in kinds if (array := getattr(self, kind)) is not None}
+        return {f"interleaved{self.form.group_size}": interleaved(integers, self.form.bits), **by_tiles}
 
     def _tiles(self) -> dict[str, npt.NDArray]:
         integers = wide(self.integers.reshape(len(self.integers), -1), padded_inner(self.inner))

@@ -1,6 +1,6 @@
 """Read quantized weights of a checkpoint in every supported format, and name the tensors that store them."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -8,6 +8,7 @@ import numpy.typing as npt
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.quantize.float4 import GROUPS, Float4Matrix, read_mxfp4, read_nvfp4, read_powers
+from tandemrt.export.quantize.gguf.packed import gguf_form, gguf_shape, read_gguf, read_gguf_parts
 from tandemrt.export.quantize.groups import QuantizedMatrix
 from tandemrt.export.quantize.stored_integers import integer_format, integer_shape, read_integers, read_reordered
 from tandemrt.export.quantize.table4 import TENSORS as TABLE4_TENSORS
@@ -22,14 +23,18 @@ _GLOBAL = {"compressed-tensors": "weight_global_scale", "modelopt": "weight_scal
 
 def is_quantized(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> bool:
     """Whether the tensors of ``scheme`` are there: the patterns of a config may also match norms."""
+    if scheme.layout == "gguf":
+        return f"{module}.weight" in tensors
     return sum(name in tensors for name in tensor_names(module, scheme)) > 1
 
 
 def tensor_names(module: str, scheme: Scheme) -> tuple[str, ...]:
     """Return the names of the tensors that store the weight of ``module``; some of them are optional."""
-    if scheme.weight == "nvfp4":
+    if scheme.layout == "gguf":
+        kinds: tuple[str, ...] = ("weight",)
+    elif scheme.weight == "nvfp4":
         inputs = "input_global_scale" if scheme.layout == "compressed-tensors" else "input_scale"
-        kinds: tuple[str, ...] = (_float4_values(scheme), "weight_scale", _GLOBAL[scheme.layout], inputs)
+        kinds = (_float4_values(scheme), "weight_scale", _GLOBAL[scheme.layout], inputs)
     elif scheme.weight == "mxfp4":
         kinds = (_float4_values(scheme), "scales" if scheme.layout == "mxfp4" else "weight_scale", "input_scale")
     elif scheme.layout == "compressed-tensors" and scheme.packed:
@@ -53,6 +58,8 @@ def packed_format(scheme: Scheme, inner: int, *, floats: bool = False) -> LowBit
 
     ``floats``: 4-bit floats stay floats. Otherwise they become integers of 8 bits.
     """
+    if scheme.layout == "gguf":
+        return gguf_form(scheme)
     if (group := GROUPS.get(scheme.weight)) is not None:
         return LowBitFormat(4 if floats else 8, group, floats=floats)
     return integer_format(scheme, inner)
@@ -60,6 +67,8 @@ def packed_format(scheme: Scheme, inner: int, *, floats: bool = False) -> LowBit
 
 def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> tuple[int, int]:
     """Return the outputs and inputs of the weight of ``module``. Raises BadCheckpoint for a malformed tensor."""
+    if scheme.layout == "gguf":
+        return gguf_shape(module, tensors, scheme)
     if scheme.weight in BITS:
         return integer_shape(module, tensors, scheme)
     if scheme.weight == "table4":
@@ -83,8 +92,18 @@ def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -
     return rows, count * 2
 
 
+def read_low_bit_parts(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> Iterator[QuantizedMatrix]:
+    """Yield the packed weight of ``module`` in parts of some rows. Raises as ``read_low_bit`` does."""
+    if scheme.layout == "gguf":
+        yield from read_gguf_parts(module, tensors, scheme)
+    else:
+        yield read_low_bit(module, tensors, scheme)
+
+
 def read_low_bit(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> QuantizedMatrix:
     """Read the packed weight of ``module``. Raises BadCheckpoint, by name, for tensors that do not fit."""
+    if scheme.layout == "gguf":
+        return read_gguf(module, tensors, scheme)
     if scheme.weight in BITS:
         return read_integers(module, tensors, scheme)
     return read_float4(module, tensors, scheme).as_integers
@@ -113,7 +132,7 @@ def read_matrix(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme
 
     Raises BadCheckpoint for tensors of another shape or dtype than ``scheme`` implies.
     """
-    if scheme is not None and scheme.weight in BITS:
+    if scheme is not None and scheme.weight in BITS and scheme.layout != "gguf":
         return read_reordered(module, tensors, scheme)
     if scheme is not None and scheme.packed:
         return read_low_bit(module, tensors, scheme).dequantized

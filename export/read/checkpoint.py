@@ -35,6 +35,7 @@ DTYPES = {
     "U8": ("uint8", 1),
     "BOOL": ("bool", 1),
 }
+GGUF_INDEX = "model.gguf.json"  # name -> file, its size and time, shape and offset, of tensors that stay in GGUF files
 _HEADER_LIMIT = 100_000_000  # the limit of the format's own reader
 
 
@@ -56,7 +57,9 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The config and the tensor directory of a checkpoint folder; ``files``: its safetensors files, sorted by name.
+    """The config and the tensor directory of a checkpoint folder.
+
+    ``files``: its safetensors files, sorted by name, and the GGUF files that hold tensors of it.
 
     ``stored_names``: the names that the files had for modules, such as "model.layers.0.mlp", which have other names
     here.
@@ -84,7 +87,9 @@ class Checkpoint:
         index = folder / "model.safetensors.index.json"
         single = folder / "model.safetensors"
         if single.exists() or not index.exists():
-            return cls(folder, config, read_header(single), (single,))
+            in_gguf = _in_gguf_files(folder)
+            files = (single, *sorted({tensor.file for tensor in in_gguf.values()}))
+            return cls(folder, config, read_header(single) | in_gguf, files)
         shards = read_index(index)
         tensors: dict[str, StoredTensor] = {}
         for file in sorted(set(shards.values())):
@@ -135,6 +140,25 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
     if end != size:
         kind = "truncated" if end > size else "longer than its header says"
         raise BadCheckpoint(f"{file}: should have {end} bytes, it has {size}; it is {kind}, download it again")
+    return tensors
+
+
+def gguf_index_entry(tensor: StoredTensor) -> dict[str, Any]:
+    """Return the entry of the GGUF index for a tensor of bytes."""
+    stat = tensor.file.stat()
+    place = {"offset": tensor.offset, "shape": list(tensor.shape)}
+    return {"file": str(tensor.file), "size": stat.st_size, "mtime_ns": stat.st_mtime_ns, **place}
+
+
+def _in_gguf_files(folder: Path) -> dict[str, StoredTensor]:
+    """Return the tensors that the folder of an unpacked GGUF file left there. Raises BadCheckpoint if one changed."""
+    path = folder / GGUF_INDEX
+    tensors: dict[str, StoredTensor] = {}
+    for name, entry in (_read_json(path) if path.exists() else {}).items():
+        file, shape = Path(entry["file"]), tuple(entry["shape"])
+        tensors[name] = StoredTensor(name, "uint8", shape, file, entry["offset"], math.prod(shape))
+        if not file.is_file() or gguf_index_entry(tensors[name]) != entry:
+            raise BadCheckpoint(f"{file}: should be the file that was unpacked into {folder}; unpack it again")
     return tensors
 
 

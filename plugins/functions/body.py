@@ -15,7 +15,8 @@ from tandemrt.plugins.operators.constants import DOMAIN
 
 OPSET = 24
 FLOAT32, FLOAT64 = ir.DataType.FLOAT, ir.DataType.DOUBLE
-INT64, UINT32, UINT64, BOOL = ir.DataType.INT64, ir.DataType.UINT32, ir.DataType.UINT64, ir.DataType.BOOL
+INT64, UINT8, BOOL = ir.DataType.INT64, ir.DataType.UINT8, ir.DataType.BOOL
+UINT32, UINT64 = ir.DataType.UINT32, ir.DataType.UINT64
 
 
 class BodyValue:

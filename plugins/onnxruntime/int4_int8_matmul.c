@@ -1,8 +1,9 @@
-/* The operator int4_int8_matmul as a custom operator of onnxruntime: x @ w.T for 4-bit weights and inputs rounded to 8
- * bits (plugins/reference/int4_int8.py defines both).
+/* The operator int4_int8_matmul as a custom operator of onnxruntime: x @ w.T for weights of 4 to 6 bits and inputs
+ * rounded to 8 bits (plugins/reference/int4_int8.py defines both).
  *
- * A row has the same bits in any call, with AVX2 and with AVX-512: sums of 32 products are exact integers, and every
- * row adds these sums in the same order by the same operations. Rows share the unpacking of a weight.
+ * A row has the same bits in any call, with AVX2 and with AVX-512: sums of 32 products, or 16 with 6 bits, are exact
+ * integers, and every row adds these sums in the same order by the same operations. Rows share the unpacking of a
+ * weight.
  */
 #include <math.h>
 #include <string.h>
@@ -11,26 +12,32 @@
 
 #define COLUMNS 8 /* outputs of a tile */
 #define STEP 32   /* inputs whose products are summed as integers; they share the scale of x */
-#define TILE_BYTES (COLUMNS * STEP / 2)
-#define TILES 8              /* tiles of an item, which one thread computes */
+#define STEP_BYTES(bits) ((size_t)(COLUMNS * STEP / 8 * (bits))) /* of a tile */
+#define PARTS(bits) ((bits) == 6 ? (size_t)2 : (size_t)1)        /* of a step, which may be in different groups */
+#define MIDDLE(bits) ((float)(1 << ((bits) - 1)))                /* the zero point of weights that store none */
+#define INPUTS 7                                                 /* of the operator */
+#define TILES 8                                                  /* tiles of an item, which one thread computes */
 #define ROWS 32              /* its rows: the rounded inputs of few rows stay in the nearest cache */
 #define ROUNDED_AT_ONCE 8192 /* inputs from which on several threads round them */
 #define TINY 1e-30f          /* a step whose largest input is not above counts as zeros */
 
-/* STEP inputs of a row, rounded to 8 bits, and the sum of their integers. */
+/* STEP inputs of a row, rounded to 8 bits, and the sums of their integers: of the first half, the second, and both.
+ */
 typedef struct {
     int8_t integers[STEP];
-    float scale, sum;
+    float scale, sums[3];
 } Rounded;
 
 typedef struct {
     const float* x;
-    const uint8_t* weight; /* [tiles, steps, TILE_BYTES] */
-    const float* scales;   /* [tiles, groups, COLUMNS] */
-    const uint8_t* zeros;  /* the same shape; NULL: all are 8 */
+    const uint8_t* weight;                /* [tiles, steps, STEP_BYTES] */
+    const float* scales;                  /* [tiles, scales_of_output, COLUMNS] */
+    const uint8_t* zeros;                 /* [tiles, groups, COLUMNS]; NULL: MIDDLE, or none if there are offsets */
+    const float* offsets;                 /* as scales, or NULL */
+    const int8_t *subscales, *suboffsets; /* [tiles, groups, COLUMNS], or NULL */
     float* out;
     Rounded* rounded; /* [rows, steps] */
-    size_t rows, inner, width, steps, groups, steps_of_group;
+    size_t rows, inner, width, bits, steps, groups, parts_of_group, scales_of_output, groups_of_scale;
 } Call;
 
 /* ---- portable ---- */
@@ -42,7 +49,7 @@ static void round_row(const Call* call, size_t row) {
         size_t begin = step * STEP;
         size_t count = call->inner - begin < STEP ? call->inner - begin : STEP;
         float largest = 0.0f, nothing = 0.0f, inverse;
-        int32_t sum = 0;
+        int32_t sums[2] = {0};
         for (size_t i = 0; i < count; i++) {
             float size = fabsf(x[begin + i]);
             largest = size > largest ? size : largest;
@@ -52,40 +59,64 @@ static void round_row(const Call* call, size_t row) {
         memset(rounded->integers, 0, STEP);
         for (size_t i = 0; i < count && inverse != 0.0f; i++) {
             rounded->integers[i] = (int8_t)lrintf(x[begin + i] * inverse);
-            sum += rounded->integers[i];
+            sums[i / 16] += rounded->integers[i];
         }
         rounded->scale = inverse != 0.0f ? largest / 127.0f : nothing;
-        rounded->sum = (float)sum;
+        rounded->sums[0] = (float)sums[0];
+        rounded->sums[1] = (float)sums[1];
+        rounded->sums[2] = (float)(sums[0] + sums[1]);
     }
 }
 
-static void row_portable(const Call* call, size_t tile, size_t row) {
-    float sums[COLUMNS] = {0};
-    const uint8_t* weight = call->weight + tile * call->steps * TILE_BYTES;
-    for (size_t step = 0; step < call->steps; step++, weight += TILE_BYTES) {
-        const Rounded* x = call->rounded + row * call->steps + step;
-        size_t group = (tile * call->groups + step / call->steps_of_group) * COLUMNS;
-        int32_t exact[COLUMNS] = {0};
-        for (size_t pair = 0; pair < 4; pair++)
-            for (size_t column = 0; column < COLUMNS; column++)
-                for (size_t i = 0; i < 4; i++) {
-                    uint8_t two = weight[pair * 32 + column * 4 + i];
-                    exact[column] +=
-                        (two & 15) * x->integers[pair * 8 + i] + (two >> 4) * x->integers[pair * 8 + 4 + i];
-                }
-        for (size_t column = 0; column < COLUMNS; column++) {
-            float zero = call->zeros ? (float)call->zeros[group + column] : 8.0f;
-            float number = (float)exact[column] - zero * x->sum; /* exact */
-            float scale = call->scales[group + column] * x->scale;
+/* Return the integer of input ``i`` of a step, for output ``column`` of a tile. */
+static int32_t integer_at(const uint8_t* weight, size_t bits, size_t i, size_t column) {
+    const size_t run = i / 4, byte = column * 4 + i % 4; /* runs of four inputs have 32 bytes */
+    int32_t integer = weight[run / 2 * 32 + byte] >> run % 2 * 4 & 15;
+    if (bits > 4) {
+        const size_t more = bits - 4, runs = 8 / more; /* of a plane */
+        const int32_t plane = weight[128 + run / runs * 32 + byte];
+        integer |= (plane >> run % runs * more & ((1 << more) - 1)) << 4;
+    }
+    return integer;
+}
+
+static float multiply_add(float a, float b, float c) {
 #ifdef FP_FAST_FMAF
-            sums[column] = fmaf(number, scale, sums[column]);
+    return fmaf(a, b, c);
 #else
-            sums[column] += number * scale;
+    return c + a * b;
 #endif
+}
+
+static void row_portable(const Call* call, size_t tile, size_t row) {
+    const size_t parts = PARTS(call->bits), inputs = STEP / parts;
+    float out[COLUMNS];
+    for (size_t column = 0; column < COLUMNS; column++) {
+        const uint8_t* weight = call->weight + tile * call->steps * STEP_BYTES(call->bits);
+        float all = 0.0f;
+        for (size_t part = 0; part < call->steps * parts; part++) {
+            const Rounded* x = call->rounded + row * call->steps + part / parts;
+            const size_t of_tile = part / call->parts_of_group,
+                         group = (tile * call->groups + of_tile) * COLUMNS + column;
+            const size_t outer = (tile * call->scales_of_output + of_tile / call->groups_of_scale) * COLUMNS + column;
+            const float sum = x->sums[parts == 1 ? 2 : part % parts];
+            int32_t exact = 0;
+            for (size_t i = part % parts * inputs; i < part % parts * inputs + inputs; i++)
+                exact +=
+                    integer_at(weight + part / parts * STEP_BYTES(call->bits), call->bits, i, column) * x->integers[i];
+            float zero = call->zeros ? (float)call->zeros[group] : call->offsets ? 0.0f : MIDDLE(call->bits);
+            float number = (float)exact - zero * sum; /* exact */
+            float scale = call->scales[outer] * (call->subscales ? (float)call->subscales[group] : 1.0f);
+            all = multiply_add(number, scale * x->scale, all);
+            if (call->offsets) {
+                float offset = call->offsets[outer] * (call->suboffsets ? (float)call->suboffsets[group] : 1.0f);
+                all = multiply_add(offset, sum * x->scale, all);
+            }
         }
+        out[column] = all;
     }
     size_t begin = tile * COLUMNS, left = call->width - begin;
-    memcpy(call->out + row * call->width + begin, sums, sizeof(float) * (left < COLUMNS ? left : COLUMNS));
+    memcpy(call->out + row * call->width + begin, out, sizeof(float) * (left < COLUMNS ? left : COLUMNS));
 }
 
 static void rows_portable(const Call* call, size_t first, size_t last, size_t row, size_t end) {
@@ -129,20 +160,21 @@ AVX2 static void round_row_avx2(const Call* call, size_t row) {
         if (inverse == 0.0f) {
             _mm256_storeu_si256(integers, _mm256_setzero_si256());
             rounded->scale = finite ? 0.0f : NAN;
-            rounded->sum = 0.0f;
+            memset(rounded->sums, 0, sizeof(rounded->sums));
             continue;
         }
         __m256i whole[4];
         for (int i = 0; i < 4; i++) whole[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
-        __m256i sum = _mm256_add_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3]));
-        __m128i half = _mm_add_epi32(_mm256_castsi256_si128(sum), _mm256_extracti128_si256(sum, 1));
-        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0x4e));
-        half = _mm_add_epi32(half, _mm_shuffle_epi32(half, 0xb1));
+        __m256i pairs = _mm256_hadd_epi32(_mm256_add_epi32(whole[0], whole[1]), _mm256_add_epi32(whole[2], whole[3]));
+        __m128i halves = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+        halves = _mm_hadd_epi32(halves, halves); /* the sum of the first half, and that of the second */
         __m256i words =
             _mm256_packs_epi16(_mm256_packs_epi32(whole[0], whole[1]), _mm256_packs_epi32(whole[2], whole[3]));
         _mm256_storeu_si256(integers, _mm256_permutevar8x32_epi32(words, order));
         rounded->scale = top / 127.0f;
-        rounded->sum = (float)_mm_cvtsi128_si32(half);
+        rounded->sums[0] = (float)_mm_cvtsi128_si32(halves);
+        rounded->sums[1] = (float)_mm_extract_epi32(halves, 1);
+        rounded->sums[2] = rounded->sums[0] + rounded->sums[1];
     }
 }
 
@@ -162,6 +194,19 @@ AVX2 INLINE __m256 load_floats(const float* at) { return _mm256_loadu_ps(at); }
 AVX2 INLINE __m256 bytes_as_floats(const uint8_t* at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)));
 }
+AVX2 INLINE __m256 integers_as_floats(const int8_t* at) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)));
+}
+/* Add two products of four inputs. 16 bits are enough for 4 bits: a step adds 16 products of at most 15 * 128. */
+AVX2 INLINE Words8 add_pair(Words8 sums, Words8 low, Words8 first, Words8 high, Words8 second, int bits) {
+    const __m256i one = _mm256_maddubs_epi16((__m256i)low, (__m256i)first);
+    const __m256i both = _mm256_add_epi16(one, _mm256_maddubs_epi16((__m256i)high, (__m256i)second));
+    if (bits == 4) return (Words8)_mm256_add_epi16((__m256i)sums, both);
+    return (Words8)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
+}
+AVX2 INLINE __m256 whole(Words8 sums, int bits) {
+    return _mm256_cvtepi32_ps(bits == 4 ? _mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1)) : (__m256i)sums);
+}
 
 #define NAME(function) function##_avx2
 #define TARGET AVX2
@@ -171,10 +216,8 @@ AVX2 INLINE __m256 bytes_as_floats(const uint8_t* at) {
 #define WORDS Words8
 #define JOIN(type, low, high) ((type)(low))
 #define PREFETCH(at) (void)0
-/* 16 bits are enough for the sums of a step: each adds 16 products of at most 15 * 128. */
-#define DOT(sums, weights, x) \
-    ((Words8)_mm256_add_epi16((__m256i)(sums), _mm256_maddubs_epi16((__m256i)(weights), (__m256i)(x))))
-#define WHOLE(sums) _mm256_cvtepi32_ps(_mm256_madd_epi16((__m256i)(sums), _mm256_set1_epi16(1)))
+#define ADD_PAIR(sums, low, first, high, second, bits) add_pair(sums, low, first, high, second, bits)
+#define WHOLE(sums, bits) whole(sums, bits)
 #define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
 #include "int4_int8_rows.h"
 
@@ -187,7 +230,7 @@ AVX2 INLINE __m256 bytes_as_floats(const uint8_t* at) {
 #undef WORDS
 #undef JOIN
 #undef PREFETCH
-#undef DOT
+#undef ADD_PAIR
 #undef WHOLE
 #undef MULTIPLY_ADD
 #define NAME(function) function##_avx512
@@ -198,8 +241,9 @@ AVX2 INLINE __m256 bytes_as_floats(const uint8_t* at) {
 #define WORDS Words16
 #define JOIN(type, low, high) ((type)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)(low)), (__m256i)(high), 1))
 #define PREFETCH(at) _mm_prefetch(at, _MM_HINT_T1) /* the processor's own prefetches do not follow two tiles */
-#define DOT(sums, weights, x) ((Words16)_mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(weights), (__m512i)(x)))
-#define WHOLE(sums) _mm512_cvtepi32_ps((__m512i)(sums))
+#define DOT(sums, weights, x) _mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(weights), (__m512i)(x))
+#define ADD_PAIR(sums, low, first, high, second, bits) ((Words16)DOT(DOT(sums, low, first), high, second))
+#define WHOLE(sums, bits) _mm512_cvtepi32_ps((__m512i)(sums))
 #define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
 #include "int4_int8_rows.h"
 #endif /* NO_AVX512 */
@@ -207,7 +251,7 @@ AVX2 INLINE __m256 bytes_as_floats(const uint8_t* at) {
 
 typedef struct {
     OrtApi api;
-    int64_t group_size, width;
+    int64_t bits, group_size, width;
     void (*round)(const Call*, size_t);
     void (*multiply)(const Call*, size_t first, size_t last, size_t row, size_t end);
 } Kernel;
@@ -235,28 +279,44 @@ static OrtStatus* compute(void* self, void* context) {
     const Kernel* kernel = self;
     OrtApi api = kernel->api;
     OrtStatus* status = NULL;
-    const void* inputs[4] = {0};
-    void *data[4] = {0}, *output = NULL, *made = NULL, *scratch = NULL;
-    int64_t dims[8], weight[2], scales[2];
+    const void* inputs[INPUTS] = {0};
+    void *data[INPUTS] = {0}, *output = NULL, *made = NULL, *scratch = NULL;
+    int64_t dims[8], shapes[INPUTS][2] = {0};
     size_t count = 0, rank = 0, ignored = 0;
     TRY(API(INPUT_COUNT, OrtStatus*, void*, size_t*)(context, &count));
-    for (size_t i = 0; i < count && i < 4; i++) {
+    for (size_t i = 0; i < count && i < INPUTS; i++) {
         TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, i, &inputs[i]));
-        if (inputs[i]) TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(inputs[i], &data[i]));
+        if (inputs[i] == NULL) continue;
+        TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(inputs[i], &data[i]));
+        if (i > 0) TRY(read_shape(api, inputs[i], shapes[i], 2, &ignored));
     }
     TRY(read_shape(api, inputs[0], dims, 8, &rank));
-    TRY(read_shape(api, inputs[1], weight, 2, &ignored));
-    TRY(read_shape(api, inputs[2], scales, 2, &ignored));
-    Call call = {.x = data[0], .weight = data[1], .scales = data[2], .zeros = data[3]};
+    Call call = {.x = data[0], .weight = data[1], .scales = data[2], .zeros = data[3], .offsets = data[4]};
+    call.subscales = data[5];
+    call.suboffsets = data[6];
     call.inner = (size_t)dims[rank - 1];
     call.width = (size_t)kernel->width;
-    call.steps = (size_t)weight[1] / TILE_BYTES;
-    call.groups = (size_t)scales[1] / COLUMNS;
-    call.steps_of_group = (size_t)kernel->group_size / STEP;
+    call.bits = (size_t)kernel->bits;
+    call.steps = count_of(call.inner, STEP);
+    call.groups = count_of(call.steps * STEP, (size_t)kernel->group_size);
+    call.parts_of_group = (size_t)kernel->group_size * PARTS(call.bits) / STEP;
+    call.scales_of_output = (size_t)shapes[2][1] / COLUMNS;
+    call.groups_of_scale = call.scales_of_output ? count_of(call.groups, call.scales_of_output) : 1;
     call.rows = rows_of(dims, rank);
     const size_t tiles = count_of(call.width, COLUMNS), steps = call.rows * call.steps;
-    if (call.steps != count_of(call.inner, STEP) || (size_t)weight[0] != tiles || (size_t)scales[0] != tiles ||
-        call.groups != count_of(call.steps, call.steps_of_group)) {
+    const size_t sizes[INPUTS] = {
+        0,
+        call.steps * STEP_BYTES(call.bits),
+        call.scales_of_output * COLUMNS,
+        call.groups * COLUMNS,
+        call.scales_of_output * COLUMNS,
+        call.groups * COLUMNS,
+        call.groups * COLUMNS,
+    };
+    int fit = call.groups == call.groups_of_scale * call.scales_of_output;
+    for (size_t i = 1; i < INPUTS; i++)
+        fit &= inputs[i] == NULL || ((size_t)shapes[i][0] == tiles && (size_t)shapes[i][1] == sizes[i]);
+    if (!fit) {
         status = failure(api, "int4_int8_matmul: the shapes of the inputs do not fit");
         goto done;
     }
@@ -288,7 +348,7 @@ static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void*
     Kernel* kernel = malloc(sizeof(Kernel));
     (void)op;
     if (kernel == NULL) return failure(api, "int4_int8_matmul: out of memory");
-    *kernel = (Kernel){api, 0, 0, round_row, rows_portable};
+    *kernel = (Kernel){api, 0, 0, 0, round_row, rows_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         kernel->round = round_row_avx2;
@@ -298,10 +358,13 @@ static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void*
 #endif
     }
 #endif
+    TRY(read_integer(api, info, "bits", &kernel->bits));
     TRY(read_integer(api, info, "group_size", &kernel->group_size));
     TRY(read_integer(api, info, "width", &kernel->width));
-    if (kernel->group_size < STEP || kernel->group_size % STEP || kernel->width < 1)
-        status = failure(api, "int4_int8_matmul: group_size must be a multiple of 32, and width positive");
+    if (kernel->bits < 4 || kernel->bits > 6 || kernel->width < 1)
+        status = failure(api, "int4_int8_matmul: bits must be 4, 5 or 6, and width positive");
+    else if (kernel->group_size < 1 || kernel->group_size % (int64_t)(STEP / PARTS(kernel->bits)))
+        status = failure(api, "int4_int8_matmul: group_size must be a multiple of 32, or of 16 with 6 bits");
 done:
     if (status) free(kernel);
     *made = status ? NULL : kernel;
@@ -313,16 +376,17 @@ static const char* name(const Operator* op) {
     return "int4_int8_matmul";
 }
 static int input_type(const Operator* op, size_t i) {
+    static const int types[INPUTS] = {1, 2, 1, 2, 1, 3, 3}; /* 1: float, 2: uint8, 3: int8 */
     (void)op;
-    return i % 2 ? 2 : 1; /* uint8, float */
+    return types[i];
 }
 static size_t input_count(const Operator* op) {
     (void)op;
-    return 4;
+    return INPUTS;
 }
 static int input_kind(const Operator* op, size_t i) {
     (void)op;
-    return i == 3; /* optional */
+    return i >= 3; /* optional */
 }
 
 const Operator int4_int8_matmul = {

@@ -1,47 +1,93 @@
 /* Rows of int4_int8_matmul, compiled for each kind of processor. int4_int8_matmul.c defines what differs: NAME, TARGET,
- * VECTOR_TILES, MOST_ROWS, FLOATS, WORDS, JOIN, DOT, WHOLE and MULTIPLY_ADD. All kinds give the same bits. */
+ * VECTOR_TILES, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, ADD_PAIR, WHOLE and MULTIPLY_ADD. All kinds give the same
+ * bits. */
 
-/* Compute ``rows`` rows, a constant, of VECTOR_TILES tiles. A tile that is missing computes the first one again. */
-TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const int rows) {
-    const size_t steps = call->steps, bytes = steps * TILE_BYTES, values = call->groups * COLUMNS;
+/* Compute ``rows`` rows of VECTOR_TILES tiles of weights of ``bits`` bits; both are constants. A tile that is missing
+ * computes the first one again. */
+TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const int rows, const int bits) {
+    const size_t steps = call->steps, bytes = steps * STEP_BYTES(bits), parts = PARTS(bits), pairs = 4 / parts;
+    const size_t values = call->groups * COLUMNS, outer_values = call->scales_of_output * COLUMNS;
     const size_t left = call->width - tile * COLUMNS, next = left > COLUMNS;
     const uint8_t *weight = call->weight + tile * bytes, *zeros = call->zeros ? call->zeros + tile * values : NULL;
-    const float* scales = call->scales + tile * values;
+    const float* scales = call->scales + tile * outer_values;
+    const float* offsets = call->offsets ? call->offsets + tile * outer_values : NULL;
+    const int8_t* subscales = call->subscales ? call->subscales + tile * values : NULL;
+    const int8_t* suboffsets = call->suboffsets ? call->suboffsets + tile * values : NULL;
     const Rounded* x = call->rounded + row * steps;
-    FLOATS sums[MOST_ROWS], scale = {0}, offset = LANES_OF(FLOATS, -8.0f);
+    FLOATS sums[MOST_ROWS], outer_scale = {0}, outer_offset = {0}, scale = {0}, offset = {0};
+    FLOATS middle = LANES_OF(FLOATS, offsets ? 0.0f : -MIDDLE(bits));
+    WORDS plane = {0};
     UNROLL
     for (int r = 0; r < rows; r++) sums[r] = (FLOATS){0};
-    for (size_t step = 0, left_in_group = 0; step < steps; step++, x++, left_in_group--) {
+    for (size_t part = 0, left_in_group = 0, left_in_scale = 0; part < steps * parts; part++, left_in_group--) {
         WORDS exact[MOST_ROWS];
         UNROLL
         for (int r = 0; r < rows; r++) exact[r] = (WORDS){0};
-        _Pragma("GCC unroll 1") for (size_t pair = 0; pair < 4; pair++, weight += 32) {
-            const WORDS both = JOIN(WORDS, load_words(weight), load_words(weight + next * bytes));
-            PREFETCH(weight + (VECTOR_TILES + pair % 2) * bytes);
-            const WORDS low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
+        _Pragma("GCC unroll 1") for (size_t pair = part % parts * pairs; pair < part % parts * pairs + pairs; pair++) {
+            const uint8_t* at = weight + 32 * pair;
+            const WORDS both = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
+            PREFETCH(at + (VECTOR_TILES + pair % 2) * bytes);
+            WORDS low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
+            if (bits > 4) {
+                const uint32_t more = bits == 5 ? 0x10101010 : 0x30303030;
+                if (pair % (4 / (bits - 4)) == 0) {
+                    at = weight + 128 + (bits == 6 ? 16 * pair : 0);
+                    plane = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
+                    PREFETCH(at + (VECTOR_TILES + pair / 2) * bytes);
+                }
+                low |= plane << 4 & more;
+                high |= plane << (8 - bits) & more;
+                plane >>= 2 * (bits - 4);
+            }
             UNROLL
             for (int r = 0; r < rows; r++) {
                 const int8_t* integers = x[(size_t)r * steps].integers + 8 * pair;
-                exact[r] = DOT(exact[r], low, LANES_OF(WORDS, load_word(integers)));
-                exact[r] = DOT(exact[r], high, LANES_OF(WORDS, load_word(integers + 4)));
+                const WORDS first = LANES_OF(WORDS, load_word(integers));
+                exact[r] = ADD_PAIR(exact[r], low, first, high, LANES_OF(WORDS, load_word(integers + 4)), bits);
             }
         }
         if (left_in_group == 0) {
-            left_in_group = call->steps_of_group;
-            scale = JOIN(FLOATS, load_floats(scales), load_floats(scales + next * values));
-            PREFETCH(scales + VECTOR_TILES * values);
-            PREFETCH(scales + (VECTOR_TILES + 1) * values);
-            scales += COLUMNS;
+            left_in_group = call->parts_of_group;
+            if (left_in_scale == 0) {
+                left_in_scale = call->groups_of_scale;
+                outer_scale = JOIN(FLOATS, load_floats(scales), load_floats(scales + next * outer_values));
+                PREFETCH(scales + VECTOR_TILES * outer_values);
+                PREFETCH(scales + (VECTOR_TILES + 1) * outer_values);
+                scales += COLUMNS;
+                if (offsets) {
+                    outer_offset = JOIN(FLOATS, load_floats(offsets), load_floats(offsets + next * outer_values));
+                    PREFETCH(offsets + VECTOR_TILES * outer_values);
+                    PREFETCH(offsets + (VECTOR_TILES + 1) * outer_values);
+                    offsets += COLUMNS;
+                }
+            }
+            left_in_scale--;
+            scale = outer_scale;
+            offset = outer_offset;
+            if (subscales) {
+                scale *= JOIN(FLOATS, integers_as_floats(subscales), integers_as_floats(subscales + next * values));
+                subscales += COLUMNS;
+            }
+            if (suboffsets) {
+                offset *= JOIN(FLOATS, integers_as_floats(suboffsets), integers_as_floats(suboffsets + next * values));
+                suboffsets += COLUMNS;
+            }
             if (zeros) {
-                offset = -JOIN(FLOATS, bytes_as_floats(zeros), bytes_as_floats(zeros + next * values));
+                middle = -JOIN(FLOATS, bytes_as_floats(zeros), bytes_as_floats(zeros + next * values));
                 zeros += COLUMNS;
             }
         }
         UNROLL
         for (int r = 0; r < rows; r++) {
             const Rounded* rounded = x + (size_t)r * steps;
-            const FLOATS number = MULTIPLY_ADD(offset, LANES_OF(FLOATS, rounded->sum), WHOLE(exact[r])); /* exact */
+            const float sum = rounded->sums[parts == 1 ? 2 : part % parts];
+            const FLOATS number = MULTIPLY_ADD(middle, LANES_OF(FLOATS, sum), WHOLE(exact[r], bits)); /* exact */
             sums[r] = MULTIPLY_ADD(number, scale * rounded->scale, sums[r]);
+            if (call->offsets) sums[r] = MULTIPLY_ADD(offset, LANES_OF(FLOATS, sum * rounded->scale), sums[r]);
+        }
+        if (part % parts == parts - 1) {
+            weight += STEP_BYTES(bits);
+            x++;
         }
     }
     UNROLL
@@ -57,9 +103,9 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
 }
 
 #define CASE(rows) \
-    case rows: NAME(block)(call, tile, r, rows); break;
+    case rows: NAME(block)(call, tile, r, rows, bits); break;
 
-TARGET static void NAME(rows)(const Call* call, size_t first, size_t last, size_t row, size_t end) {
+TARGET INLINE void NAME(blocks)(const Call* call, size_t first, size_t last, size_t row, size_t end, const int bits) {
     for (size_t tile = first; tile < last; tile += VECTOR_TILES)
         for (size_t r = row, blocks = count_of(end - row, MOST_ROWS), rows; blocks; blocks--, r += rows) {
             rows = count_of(end - r, blocks); /* blocks of about equal size */
@@ -78,3 +124,11 @@ TARGET static void NAME(rows)(const Call* call, size_t first, size_t last, size_
         }
 }
 #undef CASE
+
+TARGET static void NAME(rows)(const Call* call, size_t first, size_t last, size_t row, size_t end) {
+    switch (call->bits) {
+        case 4: NAME(blocks)(call, first, last, row, end, 4); break;
+        case 5: NAME(blocks)(call, first, last, row, end, 5); break;
+        case 6: NAME(blocks)(call, first, last, row, end, 6); break;
+    }
+}

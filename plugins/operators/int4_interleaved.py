@@ -1,4 +1,4 @@
-"""Layout of a 4-bit weight of ``int4_int8_matmul``: the integers of eight outputs alternate.
+"""Layout of a weight of ``int4_int8_matmul``, of 4 to 6 bits: the integers of eight outputs alternate.
 
 A vector register therefore holds four inputs of eight outputs, and no sum crosses its lanes.
 """
@@ -6,38 +6,54 @@ A vector register therefore holds four inputs of eight outputs, and no sum cross
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.plugins.operators.int4_layout import unpacked
-
 OUTPUTS = 8  # outputs of a tile
 STEP = 32  # inputs whose products are summed as integers; inputs of a matmul are padded to whole steps
 TINY = np.float32(1e-30)  # a step of inputs whose largest one is not above counts as zeros
-_TILE_BYTES = OUTPUTS * STEP // 2
+GROUP_SIZES = {4: (32, 64, 128), 5: (32,), 6: (16,)}  # inputs that share a scale, by the bits of an integer
+RUNS = STEP // 4  # of four inputs
+_LOW, _FOUR = np.uint8(15), np.uint8(4)
 
 
-def interleaved_shape(width: int, inner: int) -> tuple[int, int]:
+def step_bytes(bits: int) -> int:
+    """Return the number of bytes that hold a step of a tile."""
+    return OUTPUTS * STEP * bits // 8
+
+
+def interleaved_shape(width: int, inner: int, bits: int = 4) -> tuple[int, int]:
     """Return the shape of the integers of a weight [width, inner]."""
-    return -(-width // OUTPUTS), -(-inner // STEP) * _TILE_BYTES
+    return -(-width // OUTPUTS), -(-inner // STEP) * step_bytes(bits)
 
 
-def interleaved(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def interleaved(integers: npt.NDArray[np.uint8], bits: int = 4) -> npt.NDArray[np.uint8]:
     """Pack ``integers`` uint8 [width, inner], one per byte, into uint8 [tiles, bytes].
 
-    32 bytes hold eight inputs of a tile's outputs: four inputs per output in the low halves, the next four in the
-    high halves.
+    A step has eight runs of four inputs. 32 bytes hold the lower 4 bits of two runs: four inputs per output in the low
+    halves, the next four in the high halves. After them 32 bytes hold the fifth bits of all runs, or twice 32 bytes
+    the two upper bits of four runs, the first run in the lowest bits.
     """
-    tiles, nbytes = interleaved_shape(*integers.shape)
-    padded = np.zeros((tiles * OUTPUTS, nbytes // _TILE_BYTES * STEP), np.uint8)
-    padded[: integers.shape[0], : integers.shape[1]] = integers
-    halves = padded.reshape(tiles, OUTPUTS, -1, 2, 4).transpose(0, 2, 1, 4, 3)  # tile, eight inputs, output, four, half
-    packed: npt.NDArray[np.uint8] = halves[..., 0] | halves[..., 1] << np.uint8(4)
-    return packed.reshape(tiles, nbytes)
+    width, inner = integers.shape
+    tiles, nbytes = interleaved_shape(width, inner, bits)
+    padded = np.zeros((tiles * OUTPUTS, nbytes // step_bytes(bits) * STEP), np.uint8)
+    padded[:width, :inner] = integers
+    runs = padded.reshape(tiles, OUTPUTS, -1, RUNS, 4).transpose(0, 2, 3, 1, 4).reshape(tiles, -1, RUNS, OUTPUTS * 4)
+    parts = [runs[:, :, 0::2] & _LOW | runs[:, :, 1::2] << _FOUR]
+    if more := bits - 4:
+        shifts = np.arange(0, 8, more, dtype=np.uint8)[:, None]
+        planes = (runs >> _FOUR).reshape(tiles, runs.shape[1], -1, len(shifts), OUTPUTS * 4) << shifts
+        parts.append(np.bitwise_or.reduce(planes, axis=3))
+    return np.concatenate(parts, axis=2).reshape(tiles, nbytes)
 
 
-def deinterleaved(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+def deinterleaved(packed: npt.NDArray[np.uint8], bits: int = 4) -> npt.NDArray[np.uint8]:
     """Return the integers of ``packed``, one per byte: uint8 [tiles * 8, padded inputs]."""
-    halves = unpacked(packed).reshape(len(packed), -1, OUTPUTS, 4, 2)
-    integers: npt.NDArray[np.uint8] = halves.transpose(0, 2, 1, 4, 3).reshape(len(packed) * OUTPUTS, -1)
-    return integers
+    steps = packed.reshape(len(packed), -1, step_bytes(bits) // (OUTPUTS * 4), OUTPUTS * 4)
+    halves = steps[:, :, : RUNS // 2]
+    runs = np.stack([halves & _LOW, halves >> _FOUR], axis=3).reshape(*steps.shape[:2], RUNS, OUTPUTS, 4)
+    if more := bits - 4:
+        shifts = np.arange(0, 8, more, dtype=np.uint8)[:, None]
+        planes = steps[:, :, RUNS // 2 :, None] >> shifts & np.uint8((1 << more) - 1)
+        runs |= planes.reshape(runs.shape) << _FOUR
+    return runs.transpose(0, 3, 1, 2, 4).reshape(len(packed) * OUTPUTS, -1)
 
 
 def by_tile(values: npt.NDArray) -> npt.NDArray:

@@ -1,10 +1,8 @@
-"""``int4_int8_matmul``: inputs rounded to 8 bits times 4-bit weights (plugins/operators/int4_interleaved.py)."""
+"""``int4_int8_matmul``: inputs in 8 bits times weights of 4 to 6 bits (plugins/operators/int4_interleaved.py)."""
 
 import numpy as np
 
 from tandemrt.plugins.operators.int4_interleaved import STEP, TINY, by_output, deinterleaved
-
-_MIDDLE = 8  # the zero point of a weight that stores none
 
 
 def int4_int8_matmul(
@@ -12,19 +10,35 @@ def int4_int8_matmul(
     weight: np.ndarray,
     scales: np.ndarray,
     zeros: np.ndarray | None = None,
+    offsets: np.ndarray | None = None,
+    subscales: np.ndarray | None = None,
+    suboffsets: np.ndarray | None = None,
     *,
+    bits: int,
     group_size: int,
     width: int,
 ) -> np.ndarray:
-    """Return rounded(x) @ w.T, float32 [..., width], for w = (integer - zero point) * scale and ``x`` [..., inner].
+    """Return rounded(x) @ w.T, float32 [..., width], for ``x`` [..., inner].
 
-    ``weight`` holds the integers in the order of ``interleaved``. ``scales`` float32 and ``zeros`` uint8 are in the
-    order of ``by_tile``, one value per ``group_size`` inputs (a multiple of 32). Without ``zeros`` every zero point is
-    8.
+    w = (integer - zero point) * scale, or integer * scale + offset. ``weight`` holds the integers, of ``bits`` bits, in
+    the order of ``interleaved``. The other inputs are in the order of ``by_tile``, with one value per ``group_size``
+    inputs: a multiple of 32, or of 16 with 6 bits. Without ``zeros`` (uint8) and ``offsets`` every zero point is the
+    middle of the range. ``scales`` and ``offsets`` are float32. With ``subscales`` (int8) they may have a value for
+    several groups, and the scale of a group is ``scales`` * ``subscales``; so are offsets with ``suboffsets`` (int8).
     """
-    middles = np.float64(_MIDDLE) if zeros is None else _each_input(zeros, group_size, weight)
-    numbers = (deinterleaved(weight) - middles) * _each_input(scales, group_size, weight)
-    out: np.ndarray = rounded(x, numbers.shape[1]) @ numbers[:width].T
+    integers = deinterleaved(weight, bits).astype(np.float64)
+    inner = integers.shape[1]
+
+    def each_input(values: np.ndarray) -> np.ndarray:
+        return np.repeat(values, group_size, axis=1)[:, :inner]
+
+    scale = each_input(_products(scales, subscales))
+    if offsets is not None:
+        numbers = integers * scale + each_input(_products(offsets, suboffsets))
+    else:
+        middles = np.float64(1 << (bits - 1)) if zeros is None else each_input(by_output(zeros))
+        numbers = (integers - middles) * scale
+    out: np.ndarray = rounded(x, inner) @ numbers[:width].T
     return out.astype(np.float32)
 
 
@@ -45,7 +59,11 @@ def rounded(x: np.ndarray, inner: int) -> np.ndarray:
     return out
 
 
-def _each_input(values: np.ndarray, group_size: int, weight: np.ndarray) -> np.ndarray:
-    inner = deinterleaved(weight[:1]).shape[1]
-    each: np.ndarray = np.repeat(by_output(values).astype(np.float64), group_size, axis=1)[:, :inner]
-    return each
+def _products(values: np.ndarray, subvalues: np.ndarray | None) -> np.ndarray:
+    """Return the value of each output and group in float64: the product of both inputs, or the first."""
+    each = by_output(values).astype(np.float64)
+    if subvalues is None:
+        return each
+    factors = by_output(subvalues)
+    products: np.ndarray = each.repeat(factors.shape[1] // each.shape[1], axis=1) * factors
+    return products

@@ -1,4 +1,7 @@
-"""Write tiny GGUF files with the package gguf, from checkpoints that transformers made."""
+"""Write tiny GGUF files with the package gguf, from checkpoints that transformers made.
+
+That package cannot quantize to types K: their matrices get random values of about the same size.
+"""
 
 import json
 from collections.abc import Mapping
@@ -8,6 +11,9 @@ from typing import Any
 import gguf
 import numpy as np
 from safetensors.torch import load_file
+
+from tandemrt.export.quantize.gguf.checkpoint import read_gguf, write_tensors
+from tandemrt.export.read.checkpoint import Checkpoint
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -32,7 +38,8 @@ def write_gguf(
 ) -> dict[str, np.ndarray]:
     """Write ``checkpoint`` as llama.cpp's converter does; matrices in layers in ``kind``.
 
-    ``kinds`` has the types of single matrices by their names in the checkpoint. ``pre`` names the splitting rules.
+    ``kinds`` has the types of single matrices by their names in the checkpoint, also of the embedding and the head.
+    ``pre`` names the splitting rules.
     A model of more than ``most_tensors`` is split into several files. ``keys`` are further keys of the metadata.
     Returns the float32 values of the tensors under the checkpoint's names.
     """
@@ -89,8 +96,8 @@ def _add_tensors(
             count = heads if "q_proj" in key else kv_heads
             shape = stored.shape
             stored = stored.reshape(count, 2, shape[0] // count // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-        if quantized != gguf.GGMLQuantizationType.F32 and array.ndim == 2 and ".layers." in key:
-            data = gguf.quants.quantize(stored, quantized)
+        if quantized != gguf.GGMLQuantizationType.F32 and array.ndim == 2 and (".layers." in key or key in kinds):
+            data = quantized_rows(stored, quantized)
             writer.add_tensor(stored_name, data, raw_dtype=quantized)
             back = gguf.quants.dequantize(data, quantized)
             if name == "llama" and ("q_proj" in key or "k_proj" in key):
@@ -99,6 +106,23 @@ def _add_tensors(
         else:
             writer.add_tensor(stored_name, np.ascontiguousarray(stored, np.float32))
     return values
+
+
+# Type K -> places of its float16 scales in a block, and the largest value of what each multiplies.
+_SCALES_K = {"Q4_K": {0: 15 * 63, 2: 63}, "Q5_K": {0: 31 * 63, 2: 63}, "Q6_K": {208: 32 * 127}}
+
+
+def quantized_rows(matrix: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
+    """Return the bytes of ``matrix`` in a type, uint8 [rows, bytes]; in a type K of other values."""
+    if kind.name not in _SCALES_K:
+        data: np.ndarray = gguf.quants.quantize(matrix, kind)
+        return data
+    rng, (inputs, nbytes) = np.random.default_rng(matrix.size), gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (len(matrix), matrix.shape[1] // inputs, nbytes), dtype=np.uint8)
+    for at, most in _SCALES_K[kind.name].items():
+        scales = 3 * matrix.std() / most * rng.uniform(0.5, 1, blocks.shape[:2])
+        blocks[:, :, at : at + 2] = scales.astype("<f2").view(np.uint8).reshape(*blocks.shape[:2], 2)
+    return blocks.reshape(len(matrix), -1)
 
 
 def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int, pre: str, *, names_eos: bool) -> None:
@@ -115,3 +139,10 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int, pre: s
     writer.add_token_merges(merges or ["Ġ Ġ"])
     if names_eos:
         writer.add_eos_token_id(added.get("<|im_end|>", 0))
+
+
+def converted(file: Path, folder: Path) -> Checkpoint:
+    """Return the checkpoint of a file, without a tokenizer."""
+    folder.mkdir()
+    write_tensors(read_gguf(file), folder)
+    return Checkpoint.open(folder)

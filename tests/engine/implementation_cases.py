@@ -1,6 +1,6 @@
 """Cases of every operator, and the comparison of an implementation with its reference."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -406,15 +406,47 @@ def _by_int4_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG001
     rng = np.random.default_rng(9)
     sizes = [((1,), 32, 8, 32), ((2, 3), 100, 37, 32), ((5,), 192, 24, 64), ((35,), 64, 200, 32), ((4,), 320, 8, 128)]
     for rows, inner, width, group in sizes:
-        groups = -(-inner // group)
-        scales = by_tile((rng.uniform(0.02, 0.06, (width, groups)) / inner**0.5).astype(np.float32))
-        weight = interleaved(rng.integers(0, 16, (width, inner), dtype=np.uint8))
-        inputs = {"x": rng.normal(size=(*rows, inner)).astype(np.float32), "weight": weight, "scales": scales}
-        zeros = by_tile(rng.integers(0, 16, (width, groups), dtype=np.uint8))
-        for case_inputs in (inputs, {**inputs, "zeros": zeros}):
-            yield Case(case_inputs, {"group_size": group, "width": width})
+        x = rng.normal(size=(*rows, inner)).astype(np.float32)
+        inputs = {"x": x, **interleaved_weight(rng, width, inner, group)}
+        attributes = {"bits": 4, "group_size": group, "width": width}
+        for more in ({}, {"zeros"}, {"offsets"}):
+            yield Case({"x": x, **interleaved_weight(rng, width, inner, group, more=more)}, attributes)
     inputs["x"][1, :32], inputs["x"][2, 40], inputs["x"][3, 99] = 0, np.inf, np.nan
-    yield Case(inputs, {"group_size": group, "width": width})
+    yield Case(inputs, attributes)
+    two_levels = {"offsets", "subscales", "suboffsets"}
+    forms = [(5, 32, set(), 1), (5, 32, {"offsets"}, 1), (6, 16, {"subscales"}, 16)]
+    for bits, group, more, groups_per_scale in [*forms, *((bits, 32, two_levels, 8) for bits in (4, 5))]:
+        for rows, width in ((1, 8), (9, 37)):
+            weight = interleaved_weight(rng, width, 512, group, bits, more=more, groups_per_scale=groups_per_scale)
+            x = rng.normal(size=(rows, 512)).astype(np.float32)
+            yield Case({"x": x, **weight}, {"bits": bits, "group_size": group, "width": width})
+
+
+def interleaved_weight(
+    rng: np.random.Generator,
+    width: int,
+    inner: int,
+    group: int,
+    bits: int = 4,
+    *,
+    more: Collection[str] = (),
+    groups_per_scale: int = 1,
+) -> dict[str, np.ndarray]:
+    """Return random inputs of ``int4_int8_matmul`` for a weight, with ``more`` optional ones."""
+    groups = -(-32 * -(-inner // 32) // group)  # of whole steps
+    scales = groups // groups_per_scale
+    values = {
+        "zeros": lambda: rng.integers(0, 1 << bits, (width, groups), dtype=np.uint8),
+        "offsets": lambda: (rng.uniform(-0.6, 0.6, (width, scales)) / inner**0.5 / groups_per_scale).astype(np.float32),
+        "subscales": lambda: rng.integers(-40, 41, (width, groups), dtype=np.int8),
+        "suboffsets": lambda: rng.integers(0, 64, (width, groups), dtype=np.int8),
+    }
+    steps = rng.uniform(0.02, 0.06, (width, scales)) / inner**0.5 / groups_per_scale
+    return {
+        "weight": interleaved(rng.integers(0, 1 << bits, (width, inner), dtype=np.uint8), bits),
+        "scales": by_tile(steps.astype(np.float32)),
+        **{name: by_tile(values[name]()) for name in sorted(more)},
+    }
 
 
 def _by_tiles(kind: np.dtype[Any]) -> Iterator[Case]:

@@ -15,19 +15,15 @@ from tokenizers import Tokenizer
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf
-from tandemrt.export.quantize.gguf.checkpoint import read_gguf, write_gguf_checkpoint
+from tandemrt.export.quantize.gguf.checkpoint import ALL_KEPT, read_gguf, write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.reader import BoundedReader
 from tandemrt.export.quantize.gguf.special_tokens import special_tokens
-from tandemrt.export.quantize.stored_weights import read_matrix
-from tandemrt.export.quantize.writer import write_safetensors
-from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.export.read.values import read_values
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
-from tests.engine.gguf_files import write_gguf
+from tests.engine.gguf_files import converted, write_gguf
 from tests.makers import tiny_checkpoint
 from tools.quality.families.cases import WINDOW
 
@@ -74,15 +70,6 @@ def write_case(case: str, folder: Path, kind: str = "F32", **sizes: Any) -> tupl
     return file, model, write_gguf(folder / "hf", file, name, kind, **keys)
 
 
-def converted(file: Path, folder: Path) -> Checkpoint:
-    """Return the checkpoint of a file, without a tokenizer."""
-    model = read_gguf(file)
-    folder.mkdir()
-    write_safetensors(folder / "model.safetensors", model.entries)
-    (folder / "config.json").write_text(json.dumps(model.config))
-    return Checkpoint.open(folder)
-
-
 @pytest.mark.parametrize("case", [case for case in CASES if "scaling" not in case])
 def test_a_file_gives_the_tensors_and_the_logits_of_its_model(tmp_path: Path, case: str) -> None:
     file, model, values = write_case(case, tmp_path)
@@ -121,27 +108,19 @@ def test_factors_of_rotary_frequencies_are_read(tmp_path: Path) -> None:
     np.testing.assert_allclose(logits.numpy(), expected_logits(model, text).numpy(), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0"])
-def test_quantized_weights_have_the_values_of_their_type(tmp_path: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
+def test_weights_in_16_bits_stay_as_they_are(tmp_path: Path, kind: str) -> None:
     file, _, values = write_case("llama tied", tmp_path, kind, intermediate_size=96)
     checkpoint = converted(file, tmp_path / "found")
-    packed = kind in ("Q4_0", "Q8_0")
-    quantization = read_quantization(checkpoint.config, checkpoint.folder)
-    assert (quantization is not None) == packed
+    assert read_quantization(checkpoint.config, checkpoint.folder) is None
     for name, expected in values.items():
-        module = name.removesuffix(".weight")
-        scheme = quantization.scheme(module) if quantization is not None else None
-        if scheme is not None and "proj" in name:
-            stored = read_matrix(module, checkpoint.tensors, scheme)
-        else:
-            stored = read_values(checkpoint.tensors[name]).astype(np.float32)
-        np.testing.assert_array_equal(stored, expected)
+        np.testing.assert_array_equal(read_values(checkpoint.tensors[name]).astype(np.float32), expected)
 
 
 @pytest.mark.parametrize(
     "kind",
     [
-        *("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS"),
+        *("Q2_K", "Q3_K", "IQ1_M", "IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS"),
         *("IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4"),
     ],
 )
@@ -176,8 +155,8 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
     write_gguf(original, parts / "model.gguf", "qwen3", "Q4_0", most_tensors=9)
     files = sorted(parts.glob("*.gguf"))
     assert [file.name for file in files][::2] == ["model-00001-of-00003.gguf", "model-00003-of-00003.gguf"]
-    folder = unpacked_gguf(gguf_file(parts) or parts, None, None)
-    whole = unpacked_gguf(tmp_path / "whole.gguf", None, None)
+    folder = unpacked_gguf(gguf_file(parts) or parts, ALL_KEPT, None, None)
+    whole = unpacked_gguf(tmp_path / "whole.gguf", ALL_KEPT, None, None)
     for name in ("config.json", "tokenizer.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     joined, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
@@ -189,7 +168,7 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
     assert gguf_file(parts) is None
     files[1].unlink()
     with pytest.raises(BadCheckpoint, match=r"it is one of 3 parts, model-00002-of-00003.gguf should be next to it"):
-        unpacked_gguf(files[0], None, None)
+        unpacked_gguf(files[0], ALL_KEPT, None, None)
     files[1].write_bytes(files[0].read_bytes())
     with pytest.raises(BadCheckpoint, match="its parts should hold"):
         read_gguf(files[0])
@@ -209,27 +188,15 @@ def test_the_vision_part_of_a_model_is_named(tmp_path: Path, monkeypatch: pytest
         read_gguf(folder / "mmproj-text-f16.gguf")
     begun: list[str] = []
     assert gguf_file(folder) == folder / "text.gguf"
-    unpacked_gguf(folder / "text.gguf", begun.append, None)
+    unpacked_gguf(folder / "text.gguf", ALL_KEPT, begun.append, None)
     assert begun == ["Unpack text.gguf without mmproj-text-f16.gguf: images are not supported"]
     assert gguf_file(tmp_path / "hf") is None
-
-
-def test_packed_weights_are_multiplied_as_4_bits(tmp_path: Path) -> None:
-    file, _, _ = write_case("llama tied", tmp_path, "Q4_0", intermediate_size=96)
-    checkpoint = converted(file, tmp_path / "found")
-    spec = ModelSpec.from_hf(checkpoint.config)
-    quantization = read_quantization(checkpoint.config, checkpoint.folder)
-    assert quantization is not None
-    names = with_graph_names(checkpoint, spec).tensors
-    assert quantization.is_packed
-    assert "model.layers.1.mlp.down_proj.weight_packed" in names
-    assert "model.embed_tokens.weight" in names
 
 
 def test_the_tokenizer_comes_from_the_file(tmp_path: Path) -> None:
     original = tiny_checkpoint(tmp_path / "hf")
     write_gguf(original, tmp_path / "model.gguf", "qwen3")
-    write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path / "found")
+    write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path / "found", ALL_KEPT)
     ours, theirs = (Tokenizer.from_file(str(folder / "tokenizer.json")) for folder in (tmp_path / "found", original))
     for text in ("the quick and the dead", '{"a": 1}', "<think>hm</think>", "é\n\n  x"):
         assert ours.encode(text, add_special_tokens=False).ids == theirs.encode(text, add_special_tokens=False).ids
@@ -243,7 +210,7 @@ def test_every_token_that_ends_a_text_is_a_stop_token(tmp_path: Path) -> None:
     write_gguf(
         original, tmp_path / "model.gguf", "qwen3", eos_token_id=0, eot_token_id=turn_end, eom_token_id=message_end
     )
-    write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path / "found")
+    write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path / "found", ALL_KEPT)
     config = json.loads((tmp_path / "found" / "config.json").read_text())
     expected = [0, turn_end, message_end, ids("<|endoftext|>"), ids("<|im_end|>")]
     assert config["eos_token_id"] == expected
@@ -260,11 +227,11 @@ def test_a_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert gguf_file(tmp_path) == tmp_path / "model.gguf" == gguf_file(tmp_path / "model.gguf")
     assert gguf_file(tmp_path / "hf") is None
     begun: list[str] = []
-    first = unpacked_gguf(tmp_path / "model.gguf", begun.append, None)
-    assert unpacked_gguf(tmp_path / "model.gguf", begun.append, None) == first
+    first = unpacked_gguf(tmp_path / "model.gguf", ALL_KEPT, begun.append, None)
+    assert unpacked_gguf(tmp_path / "model.gguf", ALL_KEPT, begun.append, None) == first
     assert begun == ["Unpack model.gguf"]
     os.utime(tmp_path / "model.gguf", ns=(0, 1))  # replaced by a file of the same size
-    assert unpacked_gguf(tmp_path / "model.gguf", begun.append, None) != first
+    assert unpacked_gguf(tmp_path / "model.gguf", ALL_KEPT, begun.append, None) != first
     assert begun == ["Unpack model.gguf"] * 2
 
 
@@ -272,7 +239,9 @@ def test_a_file_is_a_model_name_and_speculation_changes_no_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path / "cache"))
-    write_gguf(tiny_checkpoint(tmp_path / "hf"), tmp_path / "model.gguf", "qwen3", "Q4_0")
+    kinds = {"model.embed_tokens.weight": "Q6_K", "model.layers.0.self_attn.v_proj.weight": "Q5_1"}
+    checkpoint = tiny_checkpoint(tmp_path / "hf", hidden=256, head_dim=64)
+    write_gguf(checkpoint, tmp_path / "model.gguf", "qwen3", "Q4_K", kinds=kinds)
     params = SamplingParams(max_tokens=24, seed=3, temperature=1.0)
     texts = []
     for drafts in (4, 0):
@@ -306,7 +275,7 @@ def test_unsupported_files_are_rejected_by_name(tmp_path: Path, name: str, key: 
 
 def test_a_file_that_cannot_be_read_is_no_unwritable_cache(tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint, match=r"absent.gguf: should be a file that can be read: No such file"):
-        write_gguf_checkpoint(tmp_path / "absent.gguf", tmp_path / "out")
+        write_gguf_checkpoint(tmp_path / "absent.gguf", tmp_path / "out", ALL_KEPT)
 
 
 def test_a_damaged_file_is_rejected(tmp_path: Path) -> None:

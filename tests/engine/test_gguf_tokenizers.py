@@ -12,7 +12,7 @@ from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
 from transformers import Qwen2Tokenizer
 
-from tandemrt.export.quantize.gguf.checkpoint import write_gguf_checkpoint
+from tandemrt.export.quantize.gguf.checkpoint import ALL_KEPT, write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.reader import BoundedReader
 from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
 from tests.engine.gguf_files import write_gguf
@@ -99,7 +99,7 @@ def test_a_tokenizer_of_gemma_splits_runs_of_blanks_as_sentencepiece(
 def test_a_tokenizer_of_qwen_composes_characters(tmp_path: Path) -> None:
     original = tiny_checkpoint(tmp_path / "hf")
     write_gguf(original, tmp_path / "model.gguf", "qwen3", pre="qwen2")
-    write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path / "found")
+    write_gguf_checkpoint(tmp_path / "model.gguf", tmp_path / "found", ALL_KEPT)
     ours = Tokenizer.from_file(str(tmp_path / "found" / "tokenizer.json"))
     theirs = Qwen2Tokenizer.from_pretrained(original)
     for text in ("cafe\u0301", "\u1100\u1161", "A\u030a\u0301 \u212b", "plain"):

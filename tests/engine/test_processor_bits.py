@@ -11,14 +11,12 @@ from hypothesis import strategies as st
 
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.onnxruntime import custom_operators
-from tandemrt.plugins.operators.int4_interleaved import by_tile, interleaved
 from tandemrt.plugins.operators.launch import Context, Tensors
-from tests.engine.implementation_cases import KINDS, allocated, cases, to_numpy, to_torch
+from tests.engine.implementation_cases import KINDS, allocated, cases, interleaved_weight, to_numpy, to_torch
 
 OPTIONS = custom_operators._OPTIONS
-# Rows of x and weights at the ends of what 8 and 4 bits hold, inputs that are no numbers or tiny, and others.
+# Rows of x at the ends of what 8 bits hold, inputs that are no numbers or tiny, and others.
 INPUTS = ("normal", "largest", "least", "alternating", "zeros", "nan", "infinite", "tiny", "huge")
-WEIGHTS = {"random": (0, 16), "zeros": (0, 1), "largest": (15, 16)}  # ranges of integers
 
 
 @pytest.fixture(autouse=True)
@@ -70,31 +68,44 @@ def inputs_of(kind: str, rows: int, inner: int, rng: np.random.Generator) -> np.
     return x
 
 
-@example(rows=33, inner=4096, width=24, steps_of_group=1, zeros=False, inputs="largest", weights="largest", seed=0)
+# Kinds of values of groups, and bits, of the forms of weights.
+FORMS = [(4, ()), (4, ("zeros",)), (4, ("offsets",)), (5, ()), (5, ("offsets", "subscales", "suboffsets"))]
+FORMS += [(6, ("subscales",)), (6, ("offsets", "subscales", "suboffsets"))]
+
+
+@example(rows=33, steps=128, padding=0, width=24, groups=128, form=(4, ()), inputs="largest", largest=True, seed=0)
+@example(rows=5, steps=32, padding=0, width=24, groups=64, form=FORMS[-1], inputs="largest", largest=True, seed=0)
 @settings(max_examples=60)
 @given(
     rows=st.integers(1, 70),
-    inner=st.integers(1, 300),
+    steps=st.integers(1, 9),
+    padding=st.integers(0, 31),
     width=st.integers(1, 100),
-    steps_of_group=st.integers(1, 4),
-    zeros=st.booleans(),
+    groups=st.integers(1, 18),
+    form=st.sampled_from(FORMS),
     inputs=st.sampled_from(INPUTS),
-    weights=st.sampled_from([*WEIGHTS]),
+    largest=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_a_matmul_of_any_shape_gives_the_same_bits_without_avx512(
-    rows: int, inner: int, width: int, steps_of_group: int, zeros: bool, inputs: str, weights: str, seed: int
+    rows: int,
+    steps: int,
+    padding: int,
+    width: int,
+    groups: int,
+    form: tuple[int, tuple[str, ...]],
+    inputs: str,
+    largest: bool,
+    seed: int,
 ) -> None:
-    rng = np.random.default_rng(seed)
-    group = 32 * steps_of_group
-    groups = -(-inner // group)
-    arrays = {
-        "x": inputs_of(inputs, rows, inner, rng),
-        "weight": interleaved(rng.integers(*WEIGHTS[weights], (width, inner), dtype=np.uint8)),
-        "scales": by_tile(rng.normal(size=(width, groups)).astype(np.float32)),
-        "out": np.zeros((rows, width), np.float32),
-    }
-    if zeros:
-        arrays["zeros"] = by_tile(rng.integers(0, 256, (width, groups), dtype=np.uint8))
+    """``largest``: all integers are, so that sums would overflow first."""
+    rng, (bits, more) = np.random.default_rng(seed), form
+    part = 16 if bits == 6 else 32
+    inner = 32 * steps - padding
+    group = part * -(-32 * steps // part // groups)
+    weight = interleaved_weight(rng, width, inner, group, bits, more=more)
+    if largest:
+        weight["weight"][:] = 255
+    arrays = {"x": inputs_of(inputs, rows, inner, rng), **weight, "out": np.zeros((rows, width), np.float32)}
     tensors = {name: to_torch(array) for name, array in arrays.items()}
-    assert_equal_bits("int4_int8_matmul", tensors, {"group_size": group, "width": width})
+    assert_equal_bits("int4_int8_matmul", tensors, {"bits": bits, "group_size": group, "width": width})

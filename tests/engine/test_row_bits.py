@@ -11,7 +11,7 @@ from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.operators.constants import SILU_EXPERTS
 from tandemrt.plugins.operators.launch import Context
 from tests.engine import attention_cases
-from tests.engine.implementation_cases import to_torch
+from tests.engine.implementation_cases import interleaved_weight, to_torch
 
 ROWS, INNER, OUTER, EXPERTS = 7, 320, 160, 4
 
@@ -51,7 +51,7 @@ MATMULS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, in
             "weight": torch.from_numpy(np.random.default_rng(1).integers(0, 256, (20, 1280)).astype(np.uint8)),
             "scales": normal(20, 80, seed=2),
         },
-        {"group_size": 32, "width": OUTER},
+        {"bits": 4, "group_size": 32, "width": OUTER},
         "out",
         OUTER,
     ),
@@ -121,13 +121,14 @@ def test_a_tiled_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(dtype: 
     hold_in_calls_of_every_size("tiled_matmul", normal(rows, inner), {"weight": weight}, {"width": width}, sizes)
 
 
-@pytest.mark.parametrize("width", [8, 24, 70])  # as above
-def test_an_int4_int8_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(width: int) -> None:
-    rows, tiles, steps = 42, -(-width // 8), 5
-    integers = np.random.default_rng(1).integers(0, 256, (tiles, steps * 128), dtype=np.uint8)
-    tensors = {"weight": torch.from_numpy(integers), "scales": normal(tiles, steps * 8, seed=2)}
-    attributes = {"group_size": 32, "width": width}
-    hold_in_calls_of_every_size("int4_int8_matmul", normal(rows, 32 * steps), tensors, attributes, range(2, rows + 1))
+@pytest.mark.parametrize(("bits", "width"), [(4, 8), (4, 24), (4, 70), (5, 24), (6, 24)])  # widths as above
+def test_an_int4_int8_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(bits: int, width: int) -> None:
+    rows, inner, group, rng = 42, 256, 16 if bits == 6 else 32, np.random.default_rng(1)
+    more = {4: (), 5: ("offsets", "subscales", "suboffsets"), 6: ("subscales",)}[bits]
+    weight = interleaved_weight(rng, width, inner, group, bits, more=more, groups_per_scale=1 if bits == 4 else 8)
+    tensors = {name: to_torch(array) for name, array in weight.items()}
+    attributes = {"bits": bits, "group_size": group, "width": width}
+    hold_in_calls_of_every_size("int4_int8_matmul", normal(rows, inner), tensors, attributes, range(2, rows + 1))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -1,4 +1,4 @@
-"""Write a GGUF file as a checkpoint folder: config.json, model.safetensors and the tokenizer."""
+"""Write a GGUF file as a checkpoint folder: config.json, the tokenizer and the tensors that do not stay in the file."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -12,11 +12,12 @@ import numpy as np
 from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped, quoted
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, GgufFamily
-from tandemrt.export.quantize.gguf.packed import PACKED, can_pack, pack, quantization_config
 from tandemrt.export.quantize.gguf.special_tokens import special_tokens
 from tandemrt.export.quantize.gguf.split import parts_of
 from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
 from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
+from tandemrt.export.read.checkpoint import GGUF_INDEX, StoredTensor, gguf_index_entry
+from tandemrt.export.read.quantization.gguf import GGUF_TYPES, gguf_section
 from tandemrt.export.read.tokenizer import missing_chat_template
 
 # Types that the package gguf dequantizes.
@@ -27,37 +28,62 @@ _TYPES = (
 _UNCHANGED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types that a checkpoint holds as they are
 
 
+@dataclass(frozen=True)
+class KeptTypes:
+    """The ``names`` of types whose weights stay packed in layers; ``everywhere``: in embeddings and heads too."""
+
+    names: frozenset[str]
+    everywhere: bool
+
+
+ALL_KEPT = KeptTypes(GGUF_TYPES, everywhere=True)
+
+
 def write_gguf_checkpoint(
-    file: Path, folder: Path, progress: Progress | None = None, *, needs_chat_template: bool = False
+    file: Path,
+    folder: Path,
+    kept: KeptTypes,
+    progress: Progress | None = None,
+    *,
+    needs_chat_template: bool = False,
 ) -> None:
     """Write ``file`` as a checkpoint into ``folder``, which is created unless it exists.
 
-    Weights in Q4_0 and Q8_0 stay in 4 and 8 bits with equal values, in the format of compressed-tensors. Weights in
-    other quantized types, and quantized embeddings and heads, become the float32 values that the type defines. Raises
-    BadCheckpoint for files that are damaged or of another family, BackendUnavailable without the package gguf or
-    transformers, and BadRequest before it writes weights, if it ``needs_chat_template`` and the file has none.
+    Matrices of types that are ``kept`` stay in the file: the checkpoint has an index of their places. Only matrices
+    whose rows have another order are copied. Weights in other quantized types, and quantized experts, become the
+    float32 values that the type defines. Raises BadCheckpoint for files that are damaged or of another family,
+    BackendUnavailable without the package gguf or transformers, and BadRequest before it writes weights, if it
+    ``needs_chat_template`` and the file has none.
     """
     folder.mkdir(exist_ok=True)
-    model = read_gguf(file)
+    model = read_gguf(file, kept)
     if needs_chat_template and "tokenizer.chat_template" not in model.metadata:
         raise missing_chat_template(str(file))
-    write_safetensors(folder / "model.safetensors", model.entries, progress=progress)
-    (folder / "config.json").write_text(json.dumps(model.config, indent=2), encoding="utf-8")
+    write_tensors(model, folder, progress)
     write_tokenizer(parts_of(file)[0], model.metadata, folder)
 
 
 @dataclass(frozen=True)
 class GgufModel:
-    """A GGUF file as a checkpoint: its metadata, config.json, and tensors."""
+    """A GGUF file as a checkpoint: its metadata, config.json, tensors to write, and those that stay in the file."""
 
     metadata: dict[str, Any]
     config: dict[str, Any]
     entries: list[Entry]
+    in_file: dict[str, StoredTensor]
 
 
-def read_gguf(file: Path) -> GgufModel:
+def write_tensors(model: GgufModel, folder: Path, progress: Progress | None = None) -> None:
+    """Write config.json, the tensors to write and the index of the others into ``folder``."""
+    write_safetensors(folder / "model.safetensors", model.entries, progress=progress)
+    index = {name: gguf_index_entry(tensor) for name, tensor in model.in_file.items()}
+    (folder / GGUF_INDEX).write_text(json.dumps(index), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(model.config, indent=2), encoding="utf-8")
+
+
+def read_gguf(file: Path, kept: KeptTypes = ALL_KEPT) -> GgufModel:
     """Read a GGUF file or the parts of one. Raises as ``write_gguf_checkpoint`` does."""
-    metadata, tensors = _read_parts(file)
+    metadata, tensors, files = _read_parts(file)
     name = str(metadata.get("general.architecture"))
     if name == "clip":
         raise BadCheckpoint(
@@ -83,23 +109,38 @@ def read_gguf(file: Path) -> GgufModel:
                 f"{file}: tensor {quoted(tensor.name)} should be of one of the types {', '.join(_TYPES)}, it is "
                 f"{tensor.tensor_type.name}; take a file with another quantization"
             )
-    entries = [entry for tensor in tensors.values() for entry in _entries(file, tensor, family, config)]
-    if bits := {
-        _module(tensor, family): PACKED[tensor.tensor_type.name] for tensor in tensors.values() if _packs(tensor)
-    }:
-        modules = {entry.name.rpartition(".")[0] for entry in entries}
-        config["quantization_config"] = quantization_config(bits, sorted(modules))
-    return GgufModel(metadata, config, entries)
+    entries: list[Entry] = []
+    in_file: dict[str, StoredTensor] = {}
+    modules: dict[str, list[str]] = {}
+    for tensor in tensors.values():
+        if not _is_kept(tensor, kept):
+            entries.extend(_entries(file, tensor, family, config))
+            continue
+        name = _checkpoint_name(file, tensor, family)
+        modules.setdefault(tensor.tensor_type.name, []).append(name.removesuffix(".weight"))
+        order = _order(tensor.name, tensor.data.shape, family, config)
+        if order is None:
+            path, begin = files[tensor.name].resolve(), int(tensor.data_offset)
+            in_file[name] = StoredTensor(name, "uint8", tensor.data.shape, path, begin, tensor.data.nbytes)
+        else:
+            entries.append(Entry(name, "uint8", tensor.data.shape, partial(_ordered_rows, tensor, order)))
+    if modules:
+        config["quantization_config"] = gguf_section(modules)
+    return GgufModel(metadata, config, entries, in_file)
 
 
-def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the metadata of a model and its tensors by name. The first part of a split model holds the metadata."""
+def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any], dict[str, Path]]:
+    """Return the metadata of a model, its tensors and their files by name.
+
+    The first part of a split model holds the metadata.
+    """
     try:
         from tandemrt.export.quantize.gguf.reader import BoundedReader
     except ModuleNotFoundError as error:
         raise BackendUnavailable(f"a GGUF file needs the package gguf: {pip_install('gguf')}") from error
     metadata: dict[str, Any] = {}
     tensors: dict[str, Any] = {}
+    files: dict[str, Path] = {}
     for part in parts_of(file):
         try:
             reader = BoundedReader(part)
@@ -109,12 +150,13 @@ def _read_parts(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         except OSError as error:
             raise BadCheckpoint(f"{part}: should be a file that can be read: {error.strerror}") from error
         tensors |= {tensor.name: tensor for tensor in reader.tensors}
+        files |= {tensor.name: part for tensor in reader.tensors}
     if len(tensors) != metadata.get("split.tensors.count", len(tensors)):
         raise BadCheckpoint(
             f"{file}: its parts should hold {metadata['split.tensors.count']} tensors, they hold {len(tensors)}; "
             "download them again"
         )
-    return metadata, tensors
+    return metadata, tensors, files
 
 
 def _with_factors(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]:
@@ -127,33 +169,36 @@ def _with_factors(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]
 
 def _entries(file: Path, tensor: Any, family: GgufFamily, config: dict[str, Any]) -> Iterator[Entry]:
     """Yield the tensors of the checkpoint for one tensor of the file."""
-    name, kind = family.name_of(tensor.name), tensor.tensor_type.name
+    name, kind = _checkpoint_name(file, tensor, family), tensor.tensor_type.name
     shape = tuple(int(size) for size in reversed(tensor.shape))
-    if name is None:
-        raise BadCheckpoint(
-            f"{file}: tensor {quoted(tensor.name)} has no place in {family.architecture}; take the original checkpoint"
-        )
     order = _order(tensor.name, shape, family, config)
     if "{}" in name:
         for expert in range(shape[0]):
             part = partial(_values, tensor, None, 0.0, at=expert)
             yield Entry(name.format(expert), _dtype(kind), shape[1:], partial(_chunks, part))
-    elif _packs(tensor):
-        yield from pack(
-            name.removesuffix(".weight"), kind, shape, lambda: tensor.data if order is None else tensor.data[order]
-        )
     else:
         offset = 1.0 if family.norm_offset and name.endswith("norm.weight") else 0.0
         yield Entry(name, _dtype(kind), shape, partial(_chunks, partial(_values, tensor, order, offset)))
 
 
-def _packs(tensor: Any) -> bool:
-    """Whether the checkpoint keeps the integers of a tensor: of a matmul in a layer."""
-    return tensor.name.startswith("blk.") and can_pack(tensor.tensor_type.name, tensor.shape[::-1])
+def _checkpoint_name(file: Path, tensor: Any, family: GgufFamily) -> str:
+    """Return the name of a tensor in the checkpoint. Raises BadCheckpoint if it has none."""
+    name = family.name_of(tensor.name)
+    if name is None:
+        raise BadCheckpoint(
+            f"{file}: tensor {quoted(tensor.name)} has no place in {family.architecture}; take the original checkpoint"
+        )
+    return name
 
 
-def _module(tensor: Any, family: GgufFamily) -> str:
-    return str(family.name_of(tensor.name)).removesuffix(".weight")
+def _is_kept(tensor: Any, kept: KeptTypes) -> bool:
+    """Whether a tensor stays packed: of a matmul in a layer, or of the embedding or the head."""
+    is_matrix, in_layer = len(tensor.shape) == 2, tensor.name.startswith("blk.")
+    return is_matrix and tensor.tensor_type.name in kept.names and (in_layer or kept.everywhere)
+
+
+def _ordered_rows(tensor: Any, order: np.ndarray) -> Iterator[bytes]:
+    yield tensor.data[order].tobytes()
 
 
 def _order(name: str, shape: tuple[int, ...], family: GgufFamily, config: dict[str, Any]) -> np.ndarray | None:

@@ -1,93 +1,174 @@
-"""Weights in Q4_0 and Q8_0 in the format of compressed-tensors, with equal values.
+"""Weights of GGUF files that stay packed: integers with the scales and offsets that their type defines.
 
-Q4_0 may have negative scales: (integer - 8) * scale is (15 - integer - 7) * -scale, so such a group has zero point 7.
+A row is a run of GGUF's blocks, of 32 or 256 inputs each. A value is integer * scale + offset, or (integer - middle of
+the range) * scale. Types K have two levels: a block has a scale, and its groups have integers that multiply it.
+Source of the layouts: ggml-common.h and ggml-quants.c of llama.cpp.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from tandemrt.export.quantize.writer import Entry
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.graph.low_bit_format import LowBitFormat
+from tandemrt.export.quantize.groups import QuantizedMatrix
+from tandemrt.export.quantize.typed_tensors import find
+from tandemrt.export.read.checkpoint import StoredTensor
+from tandemrt.export.read.quantization.gguf import gguf_type
+from tandemrt.export.read.quantization.scheme import Scheme
 
-GROUP = 32  # inputs per scale
-PACKED = {"Q4_0": 4, "Q8_0": 8}  # type -> bits of an integer
-_BLOCK_BYTES = {"Q4_0": 2 + GROUP // 2, "Q8_0": 2 + GROUP}  # a float16 scale, then the integers
-_ROWS_PER_WORD = 8  # zero points of 4 bits
-
-Rows = Callable[[], np.ndarray]  # the bytes of a weight, a row for each output
-
-
-def can_pack(kind: str, shape: Sequence[int]) -> bool:
-    """Whether a weight [outputs, inputs] of this type can be packed."""
-    return kind in PACKED and len(shape) == 2 and (kind != "Q4_0" or shape[0] % _ROWS_PER_WORD == 0)
-
-
-def pack(module: str, kind: str, shape: tuple[int, ...], data: Rows) -> Iterator[Entry]:
-    """Yield the tensors of a weight [outputs, inputs] of ``module``."""
-    rows, inner = shape
-    bits, groups = PACKED[kind], inner // GROUP
-    yield Entry(f"{module}.weight_packed", "int32", (rows, inner * bits // 32), partial(_integers, data, kind))
-    yield Entry(f"{module}.weight_scale", "float16", (rows, groups), partial(_scales, data, kind))
-    if kind == "Q4_0":
-        words = (rows // _ROWS_PER_WORD, groups)
-        yield Entry(f"{module}.weight_zero_point", "int32", words, partial(_zero_points, data))
-    yield Entry(f"{module}.weight_shape", "int64", (2,), lambda: [np.array([rows, inner], np.int64).tobytes()])
+Bytes = npt.NDArray[np.uint8]
+_VALUES_AT_ONCE = 1 << 22  # to bound the memory use
+_ROWS = 8  # rows of a part are a multiple of this, as outputs of a tile are
 
 
-def quantization_config(bits_of: Mapping[str, int], modules: Sequence[str]) -> dict[str, Any]:
-    """Return the quantization_config: ``bits_of`` packed modules; the other ``modules`` are unquantized."""
-    groups = {}
-    for bits in sorted(set(bits_of.values())):
-        weights = {"num_bits": bits, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": bits == 8}
-        groups[f"group_{bits}"] = {
-            "targets": [module for module, module_bits in bits_of.items() if module_bits == bits],
-            "weights": weights | {"dynamic": False},
-            "input_activations": None,
-            "output_activations": None,
-            "format": "pack-quantized",
-        }
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-        "quantization_status": "compressed",
-        "config_groups": groups,
-        "ignore": [module for module in modules if module not in bits_of],
-        "kv_cache_scheme": None,
+@dataclass(frozen=True)
+class _Values:
+    """The values of some blocks [rows, blocks, ...]: integers and scales per input, block and group."""
+
+    integers: Bytes
+    scales: npt.NDArray[np.float16]
+    offsets: npt.NDArray[np.float16] | None = None
+    subscales: npt.NDArray[np.int8] | None = None
+    suboffsets: npt.NDArray[np.int8] | None = None
+
+
+@dataclass(frozen=True)
+class _Type:
+    """A type: its form, the bytes of a block, the inputs of one, and how to read blocks [rows, blocks, bytes]."""
+
+    form: LowBitFormat
+    nbytes: int
+    inputs: int
+    read: Callable[[Bytes], _Values]
+
+
+def gguf_form(scheme: Scheme) -> LowBitFormat:
+    """Return the form of the integers of a weight."""
+    return _TYPES[gguf_type(scheme)].form
+
+
+def gguf_shape(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> tuple[int, int]:
+    """Return the outputs and inputs of the weight of ``module``. Raises BadCheckpoint for a malformed tensor."""
+    tensor, stored = find(tensors, f"{module}.weight"), _TYPES[gguf_type(scheme)]
+    if tensor.dtype != "uint8" or len(tensor.shape) != 2 or tensor.shape[1] % stored.nbytes:
+        raise BadCheckpoint(
+            f"{tensor.file}: {module}.weight should be rows of {gguf_type(scheme)}, {stored.nbytes} bytes each, it is "
+            f"{tensor.dtype}{list(tensor.shape)}"
+        )
+    return tensor.shape[0], tensor.shape[1] // stored.nbytes * stored.inputs
+
+
+def read_gguf_parts(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> Iterator[QuantizedMatrix]:
+    """Yield the weight of ``module`` in parts of some rows. Raises BadCheckpoint for a malformed tensor."""
+    rows, inner = gguf_shape(module, tensors, scheme)
+    tensor, stored = find(tensors, f"{module}.weight"), _TYPES[gguf_type(scheme)]
+    step = max(_ROWS, _VALUES_AT_ONCE // inner // _ROWS * _ROWS)
+    with tensor.file.open("rb") as file:
+        file.seek(tensor.offset)
+        for begin in range(0, rows, step):
+            count = min(step, rows - begin)
+            data = np.frombuffer(file.read(count * tensor.shape[1]), np.uint8)
+            yield _matrix(stored, data.reshape(count, -1, stored.nbytes), inner)
+
+
+def read_gguf(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> QuantizedMatrix:
+    """Read the weight of ``module``. Raises BadCheckpoint for a malformed tensor."""
+    parts = list(read_gguf_parts(module, tensors, scheme))
+
+    arrays: dict[str, Any] = {
+        name: np.concatenate([getattr(part, name) for part in parts])
+        for name in ("integers", "scales", "offsets", "subscales", "suboffsets")
+        if getattr(parts[0], name) is not None
     }
+    return replace(parts[0], **arrays)
 
 
-def _blocks(data: Rows, kind: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return float16 scales [outputs, groups] and bytes [outputs, groups, bytes]."""
-    stored = np.ascontiguousarray(data())
-    blocks = stored.reshape(len(stored), -1, _BLOCK_BYTES[kind])
-    return np.ascontiguousarray(blocks[:, :, :2]).view(np.float16)[:, :, 0], blocks[:, :, 2:]
+def _matrix(stored: _Type, blocks: Bytes, inner: int) -> QuantizedMatrix:
+    values, rows = stored.read(blocks), len(blocks)
+    return QuantizedMatrix(
+        stored.form,
+        inner,
+        values.integers.reshape(rows, -1, stored.form.group_size),
+        values.scales.astype(np.float32).reshape(rows, -1),
+        offsets=None if values.offsets is None else values.offsets.astype(np.float32).reshape(rows, -1),
+        subscales=None if values.subscales is None else values.subscales.reshape(rows, -1),
+        suboffsets=None if values.suboffsets is None else values.suboffsets.reshape(rows, -1),
+    )
 
 
-def _scales(data: Rows, kind: str) -> Iterator[bytes]:
-    """Yield positive scales; a group of zeros has scale 1."""
-    scales, _ = _blocks(data, kind)
-    positive = np.abs(scales) if kind == "Q4_0" else scales
-    yield np.where(scales == 0, np.float16(1), positive).tobytes()
+def _float16(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
+    """Return the float16 numbers at byte ``at`` of the blocks, [rows, blocks]."""
+    return np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0]
 
 
-def _integers(data: Rows, kind: str) -> Iterator[bytes]:
-    """Yield unsigned integers, the first input in the lowest bits of a word."""
-    scales, stored = _blocks(data, kind)
-    zero = (scales == 0)[:, :, None]
-    if kind == "Q8_0":
-        yield np.where(zero, np.uint8(128), stored ^ np.uint8(128)).tobytes()
-        return
-    values = np.concatenate([stored & 15, stored >> 4], axis=2)  # byte i holds inputs i and i + 16
-    values = np.where((scales < 0)[:, :, None], 15 - values, values)
-    values = np.where(zero, np.uint8(8), values)
-    yield np.ascontiguousarray(values[:, :, 0::2] | (values[:, :, 1::2] << 4)).tobytes()
+def _halves(stored: Bytes) -> Bytes:
+    """Return the low halves of all bytes of the last axis, then the high halves."""
+    return np.concatenate([stored & 15, stored >> 4], axis=-1)
 
 
-def _zero_points(data: Rows) -> Iterator[bytes]:
-    """Yield the zero points, the first of 8 outputs in the lowest bits of a word."""
-    scales, _ = _blocks(data, "Q4_0")
-    zeros = np.where(scales < 0, 7, 8).astype(np.uint32).reshape(-1, _ROWS_PER_WORD, scales.shape[1])
-    shifts = 4 * np.arange(_ROWS_PER_WORD, dtype=np.uint32)[:, None]
-    yield np.bitwise_or.reduce(zeros << shifts, axis=1).astype("<u4").tobytes()
+def _read_4_or_5_bits(bits: int, *, offsets: bool) -> Callable[[Bytes], _Values]:
+    """Return the reader of Q4_0, Q4_1, Q5_0 or Q5_1: blocks of 32 inputs with a scale and perhaps an offset."""
+    begin = 4 if offsets else 2
+
+    def read(blocks: Bytes) -> _Values:
+        integers = _halves(blocks[:, :, -16:])
+        if bits == 5:
+            upper = np.unpackbits(blocks[:, :, begin : begin + 4], axis=-1, bitorder="little")
+            integers |= upper << 4
+        return _Values(integers, _float16(blocks, 0), _float16(blocks, 2) if offsets else None)
+
+    return read
+
+
+def _read_q8_0(blocks: Bytes) -> _Values:
+    return _Values(blocks[:, :, 2:] ^ np.uint8(128), _float16(blocks, 0))
+
+
+def _read_q4_k(blocks: Bytes) -> _Values:
+    return _two_levels(blocks, _in_eight_groups(blocks[:, :, 16:]))
+
+
+def _read_q5_k(blocks: Bytes) -> _Values:
+    integers = _in_eight_groups(blocks[:, :, 48:])
+    upper = blocks[:, :, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # a bit for each group
+    integers |= upper << 4
+    return _two_levels(blocks, integers)
+
+
+def _in_eight_groups(stored: Bytes) -> Bytes:
+    """Return integers [rows, blocks, 8 groups, 32]; 32 bytes hold a group in their low halves, the next in the high."""
+    quarters = stored.reshape(*stored.shape[:2], 4, 1, 32)
+    return np.concatenate([quarters & 15, quarters >> 4], axis=3).reshape(*stored.shape[:2], 8, 32)
+
+
+def _two_levels(blocks: Bytes, integers: Bytes) -> _Values:
+    """Return the values of Q4_K or Q5_K; 12 bytes hold 8 scales and 8 minima of 6 bits."""
+    first, second, rest = (blocks[:, :, at : at + 4] for at in (4, 8, 12))
+    subscales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=-1)
+    suboffsets = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=-1)
+    scales, minima = _float16(blocks, 0), _float16(blocks, 2)
+    return _Values(integers, scales, -minima, subscales.view(np.int8), suboffsets.view(np.int8))
+
+
+def _read_q6_k(blocks: Bytes) -> _Values:
+    low = blocks[:, :, :128].reshape(*blocks.shape[:2], 2, 1, 64)
+    upper = blocks[:, :, 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
+    integers = np.concatenate([low & 15, low >> 4], axis=3).reshape(*blocks.shape[:2], 2, 4, 32)
+    integers |= (upper >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3) << 4
+    return _Values(integers, _float16(blocks, 208), subscales=np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8))
+
+
+_TYPES = {
+    "Q4_0": _Type(LowBitFormat(4, 32), 18, 32, _read_4_or_5_bits(4, offsets=False)),
+    "Q4_1": _Type(LowBitFormat(4, 32, offsets=True), 20, 32, _read_4_or_5_bits(4, offsets=True)),
+    "Q5_0": _Type(LowBitFormat(5, 32), 22, 32, _read_4_or_5_bits(5, offsets=False)),
+    "Q5_1": _Type(LowBitFormat(5, 32, offsets=True), 24, 32, _read_4_or_5_bits(5, offsets=True)),
+    "Q8_0": _Type(LowBitFormat(8, 32), 34, 32, _read_q8_0),
+    "Q4_K": _Type(LowBitFormat(4, 32, offsets=True, groups_per_scale=8), 144, 256, _read_q4_k),
+    "Q5_K": _Type(LowBitFormat(5, 32, offsets=True, groups_per_scale=8), 176, 256, _read_q5_k),
+    "Q6_K": _Type(LowBitFormat(6, 16, groups_per_scale=16), 210, 256, _read_q6_k),
+}

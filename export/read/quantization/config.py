@@ -9,6 +9,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.read.quantization.bitsandbytes import read_bitsandbytes
 from tandemrt.export.read.quantization.compressed_tensors import read_compressed_tensors
 from tandemrt.export.read.quantization.fp8 import read_fbgemm_fp8, read_fp8, read_mxfp8
+from tandemrt.export.read.quantization.gguf import read_gguf_section
 from tandemrt.export.read.quantization.gptq_awq import read_auto_round, read_awq, read_gptq
 from tandemrt.export.read.quantization.modelopt import read_modelopt
 from tandemrt.export.read.quantization.mxfp4 import read_mxfp4
@@ -21,6 +22,7 @@ METHODS: Mapping[str, Callable[[dict[str, Any], str], Quantization]] = {
     "compressed-tensors": read_compressed_tensors,
     "fp8": read_fp8,
     "fbgemm_fp8": read_fbgemm_fp8,
+    "gguf_file": read_gguf_section,
     "modelopt": read_modelopt,
     "gptq": read_gptq,
     "awq": read_awq,

@@ -2,16 +2,29 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 FULL_DIM = 0  # in a group shape: one scale for the complete dimension
 GROUPS = (32, 64, 128)  # supported group sizes (inputs per scale) of 4-bit weights
 Layout = Literal[
-    "compressed-tensors", "integers", "fp8", "modelopt", "gptq", "gptq_v2", "awq", "awq_gemv", "mxfp4", "bitsandbytes"
+    "compressed-tensors",
+    "integers",
+    "fp8",
+    "modelopt",
+    "gptq",
+    "gptq_v2",
+    "awq",
+    "awq_gemv",
+    "mxfp4",
+    "bitsandbytes",
+    "gguf",
 ]
+GgufType = Literal["Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]  # those that are no format with another name
+Weight = Literal["float8_e4m3fn", "int4", "int8", "mxfp4", "nvfp4", "table4", "mxfp8"] | GgufType
 BITS = {"int4": 4, "int8": 8}  # of integer weights
 # Weights that a build writes in another layout, which matmuls read; and their names in messages.
 _PACKED = {"int4": "4-bit integers", "int8": "8-bit integers", "mxfp4": "MXFP4", "nvfp4": "NVFP4"}
+_PACKED |= {kind: kind for kind in get_args(GgufType)}
 _WITHOUT_MATMULS = {"table4": "4-bit floats of bitsandbytes", "mxfp8": "MXFP8"}
 
 
@@ -21,8 +34,9 @@ class Scheme:
 
     ``weight``: *int4* and *int8* are integers, *mxfp4* floats of 4 bits with powers of 2 as scales, *nvfp4* floats of 4
     bits with float8_e4m3fn scales and one more scale per tensor, *table4* positions in a table of 16 floats, *mxfp8*
-    float8_e4m3fn with powers of 2 as scales.
-    ``layout``: the tensors that store the weight; *integers* is one signed byte per value. ``group_shape``: the outputs
+    float8_e4m3fn with powers of 2 as scales, the others types of GGUF.
+    ``layout``: the tensors that store the weight; *integers* is one signed byte per value, *gguf* the rows of bytes of
+    a GGUF file. ``group_shape``: the outputs
     and inputs per scale, FULL_DIM for all: (FULL_DIM, FULL_DIM) is one scale per tensor, (1, FULL_DIM) one per channel,
     (1, 128) groups. ``symmetric``: there are no zero points. ``inputs``: *unquantized*; *static*: rounded to
     float8_e4m3fn with a stored scale; *token*: rounded to float8_e4m3fn with a scale computed at run time per token and
@@ -30,7 +44,7 @@ class Scheme:
     for its notes; "": it does not.
     """
 
-    weight: Literal["float8_e4m3fn", "int4", "int8", "mxfp4", "nvfp4", "table4", "mxfp8"]
+    weight: Weight
     layout: Layout
     group_shape: tuple[int, int]
     symmetric: bool = True

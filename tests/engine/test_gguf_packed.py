@@ -1,0 +1,100 @@
+"""Weights of GGUF types stay packed: equal values, logits within the rounding of inputs, and no larger files."""
+
+import json
+from pathlib import Path
+
+import gguf
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from tandemrt.engines.contract.contract import Binding
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.graph.builder import GraphBuilder, save_model
+from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.embedding import embedded
+from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.quantize.stored_weights import read_matrix
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.gguf import GGUF_TYPES
+from tandemrt.export.read.spec import ModelSpec
+from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
+from tests.engine.gguf_files import converted, write_gguf
+
+SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+TEXT = [(7 * at) % VOCAB for at in range(30)]
+LAYER = "model.layers.1"
+# With those of embedding and head, and Q4_1 of the other layer, each model has all types.
+MIXED = {
+    f"{LAYER}.self_attn.q_proj.weight": "Q4_K",
+    f"{LAYER}.self_attn.k_proj.weight": "Q5_K",
+    f"{LAYER}.self_attn.v_proj.weight": "Q6_K",
+    f"{LAYER}.self_attn.o_proj.weight": "Q5_0",
+    f"{LAYER}.mlp.gate_proj.weight": "Q4_0",
+    f"{LAYER}.mlp.up_proj.weight": "Q5_1",
+    f"{LAYER}.mlp.down_proj.weight": "Q8_0",
+}
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def packed_model(folder: Path, case: str, name: str, kinds: dict[str, str]) -> tuple[Checkpoint, torch.nn.Module]:
+    """Return the checkpoint as a build packs it, in folder / "packed", and transformers' model of the same values."""
+    (folder / "hf").mkdir()
+    model = make_checkpoint(case, folder / "hf", sizes=SIZES)
+    values = write_gguf(folder / "hf", folder / "model.gguf", name, "Q4_1", kinds=kinds, rope_freq_base=10_000.0)
+    weights = model.state_dict()
+    for key, array in values.items():
+        weights[key].copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    checkpoint, out = converted(folder / "model.gguf", folder / "unpacked"), folder / "packed"
+    out.mkdir()
+    (out / "config.json").write_text(json.dumps(checkpoint.config))
+    written = write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), out, None, interleaved=True)
+    return written.checkpoint, model
+
+
+@pytest.mark.parametrize(
+    ("case", "name", "kinds"),
+    [("llama tied", "llama", {EMBEDDING: "Q6_K"}), ("qwen2", "qwen2", {EMBEDDING: "Q5_0", HEAD: "Q4_K"})],
+)
+def test_logits_equal_those_of_the_dequantized_values_within_the_rounding_of_inputs(
+    tmp_path: Path, case: str, name: str, kinds: dict[str, str]
+) -> None:
+    checkpoint, model = packed_model(tmp_path, case, name, MIXED | kinds)
+    logits = Decoder(tmp_path / "packed", "grouped", batch=1)([TEXT], [0])[0]
+    expected = expected_logits(model, TEXT)
+    assert (logits - expected).norm() < 0.02 * expected.norm()
+
+    stored = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    assert stored < 1.2 * sum(tensor.n_bytes for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors)
+
+
+@pytest.mark.parametrize("kind", sorted(GGUF_TYPES))
+def test_rows_of_the_embedding_and_values_equal_those_of_the_package_gguf(tmp_path: Path, kind: str) -> None:
+    checkpoint, _ = packed_model(tmp_path, "llama tied", "llama", {EMBEDDING: kind})
+    in_file = {tensor.name: tensor for tensor in gguf.GGUFReader(tmp_path / "model.gguf").tensors}
+    stored = in_file["token_embd.weight"]
+    values = gguf.quants.dequantize(stored.data, stored.tensor_type)
+    unpacked = Checkpoint.open(tmp_path / "unpacked")
+    quantization = read_quantization(unpacked.config, unpacked.folder)
+    assert quantization is not None
+    scheme = quantization.scheme("model.embed_tokens")
+    np.testing.assert_array_equal(read_matrix("model.embed_tokens", unpacked.tensors, scheme), values)
+
+    b = GraphBuilder("embedding")
+    ids = b.input(Binding("ids", "int64", ("batch", "tokens")))
+    rows = embedded(b, ids, Weights(checkpoint, b, "float32"), "model.embed_tokens", VOCAB, SIZES["hidden_size"])
+    b.output(Binding("rows", "float32", ("batch", "tokens", "hidden")), rows)
+    save_model(b.model(), tmp_path / "packed" / "embedding.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "packed" / "embedding.onnx")
+    texts = np.array([[0, 7, VOCAB - 1], [9, 8, 7]])
+    np.testing.assert_array_equal(session.run(None, {"ids": texts})[0], values[texts])
+
+
+def test_a_file_that_changed_after_it_was_unpacked_is_rejected(tmp_path: Path) -> None:
+    packed_model(tmp_path, "llama tied", "llama", {})
+    file = tmp_path / "model.gguf"
+    file.write_bytes(file.read_bytes())
+    with pytest.raises(BadCheckpoint, match=r"model.gguf: should be the file that was unpacked into"):
+        Checkpoint.open(tmp_path / "unpacked")
