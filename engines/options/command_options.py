@@ -20,7 +20,7 @@ ORDER = (OPTIONS, SERVER, BUILDING, SPECULATION, MEMORY, LIMITS, ADVANCED)  # of
 # Panels of the options of RuntimeOptions; every other one is ADVANCED.
 PANELS = {
     **dict.fromkeys(("device", "threads"), OPTIONS),
-    **dict.fromkeys(("num_draft_tokens", "adaptive_draft_tokens", "draft_masks"), SPECULATION),
+    **dict.fromkeys(("num_draft_tokens", "adaptive_draft_tokens", "lookup", "draft_masks"), SPECULATION),
     **dict.fromkeys(("cache_tokens", "prefix_caching"), MEMORY),
     **dict.fromkeys(
         (

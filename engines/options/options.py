@@ -138,6 +138,11 @@ class RuntimeOptions(Section):
         "the cost of a drafted token; no text changes; default: in rounds of many requests on a GPU, with experts in "
         "all, where drafted tokens cost most, unless num_draft_tokens is given",
     )
+    lookup: bool | None = Field(
+        default=None,
+        description="copy drafts from a request's own text where this promises more accepted tokens than the draft "
+        "model; no text changes, but under the rejection rule it depends on this option; default: off",
+    )
     overlap: bool | None = Field(
         default=None,
         description="overlap schedule: run the target while the host commits tokens and fills masks; default: enabled "
@@ -251,7 +256,7 @@ class RuntimeOptions(Section):
         ):
             raise BadRequest(f"num_draft_tokens: {problem}")
         if not (limits.num_draft_tokens if self.max_draft_tokens is None else self.max_draft_tokens):
-            for name in ("adaptive_draft_tokens", "draft_masks"):
+            for name in ("adaptive_draft_tokens", "draft_masks", "lookup"):
                 if getattr(self, name):
                     raise BadRequest(
                         f"{name}: needs drafts, received True with num_draft_tokens 0; leave one of them out"
@@ -308,6 +313,7 @@ class ServedOptions(TypedDict, total=False):
 
     num_draft_tokens: NumDraftTokens | None
     adaptive_draft_tokens: bool | None
+    lookup: bool | None
     overlap: bool | None
     fast_forward_drafts: bool | None
     draft_masks: bool

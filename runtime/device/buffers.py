@@ -97,6 +97,12 @@ def write_drafts(buffer: Buffer, batch: int, window: int, drafts: Mapping[int, S
 
     Positions without a draft hold -1, which equals no token of the target.
     """
-    rows = [drafts.get(row, ()) for row in range(batch)]
-    buffer.host_view(batch, window).numpy()[:] = [[*tokens, *[-1] * (window - len(tokens))] for tokens in rows]
+    replace_drafts(buffer, batch, window, {row: drafts.get(row, ()) for row in range(batch)})
+
+
+def replace_drafts(buffer: Buffer, batch: int, window: int, drafts: Mapping[int, Sequence[int]]) -> None:
+    """Write the rows of ``drafts`` as ``write_drafts`` does. The other rows must be on the host."""
+    rows = buffer.host_view(batch, window).numpy()
+    for row, tokens in drafts.items():
+        rows[row] = [*tokens, *[-1] * (window - len(tokens))]
     buffer.copy_in(batch, window)

@@ -38,7 +38,6 @@ class BlockDrafter(NullHooks):
     its prompt.
     """
 
-    drafts_before_commit = True
     max_length: int | None = None
 
     def __init__(self, draft: DraftResources, head: BlockHead, sampler: Sampler) -> None:

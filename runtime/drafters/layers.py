@@ -35,7 +35,6 @@ class LayersDrafter(NullHooks):
     there are layers.
     """
 
-    drafts_before_commit = True
     max_length: int | None = None
 
     def __init__(

@@ -30,8 +30,6 @@ class ModelDrafter(NullHooks):
     Prompts of requests that never draft are skipped, unless the round has other prompts; see BlockHashes.
     """
 
-    drafts_before_commit = True
-
     def __init__(
         self, draft: DraftResources, sampler: StepSampler, *, catch_up: CallLayout, chunk: int, max_length: int
     ) -> None:
@@ -51,10 +49,16 @@ class ModelDrafter(NullHooks):
         self._score_rows = Buffer((draft.slots,), torch.int64, draft.device)
         self._cached: dict[int, int] = {}  # by slot with missed tokens: number of tokens in the cache
         self._never_drafts: set[int] = set()  # slots whose requests never draft
+        self._behind = False  # whether drafts from the text replaced its own in the last round
         self._reads_prompts = True  # whether this round processes its prompts
         self._first_call = cache_calls(self._bind_first)
         self._step_call = cache(self._bind_step)
         self._prompts_call = lru_cache(MAX_PACKED_CALLS)(self._bind_prompts)
+
+    @property
+    def behind(self) -> bool:
+        """See Drafter."""
+        return self._behind
 
     def join(self, running: RunningRequest) -> None:
         """See SlotListener.join."""
@@ -77,6 +81,7 @@ class ModelDrafter(NullHooks):
 
     def skip(self, round_: Round) -> None:
         """See Drafter.skip. The next ``propose`` processes the tokens that are emitted meanwhile."""
+        self._behind |= round_.window > 0
         for slot, running in round_.rows.items():
             if slot not in self._never_drafts:
                 self._cached[slot] = self.cached_tokens(running)
@@ -109,6 +114,7 @@ class ModelDrafter(NullHooks):
 
     def replaced(self, running: RunningRequest, kept: int) -> None:
         """See Drafter.replaced. Cache entries of the replaced drafts are invalid."""
+        self._behind = True
         self._cached[running.slot] = len(running.tokens) + kept
 
     def cached_tokens(self, running: RunningRequest) -> int:
@@ -134,6 +140,7 @@ class ModelDrafter(NullHooks):
 
     def _catch_up(self, rows: Mapping[int, RunningRequest]) -> None:
         """Process the tokens that the draft missed; the round itself processes the newest two."""
+        self._behind = False
         missed = [
             Chunk(slot, self._cached.pop(slot), len(rows[slot].tokens) - 1) for slot in rows if slot in self._cached
         ]

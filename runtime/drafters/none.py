@@ -1,4 +1,4 @@
-"""The drafter of bundles that draft nothing, and the hooks that other drafters inherit from it."""
+"""The drafter of bundles without a draft model, and the hooks that other drafters inherit from it."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,6 +16,11 @@ class NullHooks:
     """
 
     reads_prompts_late = False
+
+    @property
+    def behind(self) -> bool:
+        """See Drafter."""
+        return False
 
     def join(self, running: RunningRequest) -> None:
         """See SlotListener.join."""
@@ -41,15 +46,10 @@ class NullHooks:
     def after_verify(self, round_: Round) -> None:
         """See Drafter.after_verify."""
 
-    def window_needed(self, round_: Round) -> int:
-        """See Drafter.window_needed."""
-        return round_.window
-
 
 class NoDrafter(NullHooks):
-    """Drafts nothing."""
+    """Drafts nothing: all drafts come from the text."""
 
-    drafts_before_commit = True
     window = 0
     max_length: int | None = None
     caches = ()

@@ -52,7 +52,6 @@ class PairDrafter(NullHooks):
     ``max_length`` is None, because a bundle's texts are no longer than its head's positions.
     """
 
-    drafts_before_commit = True
     max_length: int | None = None
 
     def __init__(self, draft: DraftResources, pairs: PairStore, head: Head, sampler: Sampler, *, chunk: int) -> None:

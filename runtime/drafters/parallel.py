@@ -30,8 +30,6 @@ class ParallelDrafter(NullHooks):
     window. Over a paged cache, the call also has the prompts of the round.
     """
 
-    drafts_before_commit = True
-
     def __init__(self, draft: DraftResources, sampler: WindowSampler, *, mask_token: int, max_length: int) -> None:
         self.window = draft.window
         self.max_length: int | None = max_length

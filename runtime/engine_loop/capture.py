@@ -128,7 +128,7 @@ def _clear(loop: EngineLoop, slots: int) -> None:
 
 def _run(loop: EngineLoop, round_: Round) -> None:
     draft_probs = None
-    if round_.window and loop.drafter.drafts_before_commit:
+    if round_.window and loop.drafter.window:
         draft_probs = loop.drafter.propose(round_)
     else:
         loop.drafter.skip(round_)
@@ -179,7 +179,7 @@ def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int) -> None
     texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
     loop.target.write_prompts(chunks, texts, round_.shape)
     loop.drafter.write_prompts(chunks, texts, round_.prompts)
-    if window and loop.drafter.drafts_before_commit:
+    if window and loop.drafter.window:
         loop.drafter.propose(round_)
     else:
         loop.drafter.skip(round_)

@@ -13,6 +13,7 @@ from tandemrt.runtime.constraints.constraint import FilledRows
 from tandemrt.runtime.constraints.rows import NO_TOKENS, MaskRows
 from tandemrt.runtime.device.buffers import RoundBuffers, write_drafts
 from tandemrt.runtime.device.streams import Streams
+from tandemrt.runtime.engine_loop.models import Lookup
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
 from tandemrt.runtime.engine_loop.synthetic import accept_synthetic
 from tandemrt.runtime.metrics.metrics import Metrics
@@ -44,7 +45,7 @@ class DraftToVerify(NamedTuple):
 class VerifyInputWriter:
     """Writes the host copies of ``buffers`` and enqueues their uploads. The drafts must be on the host.
 
-    Drafts beyond the drafter's ``max_length`` are not verified. ``end`` ends a request with an error.
+    The drafter's drafts beyond its ``max_length`` are not verified. ``end`` ends a request with an error.
     """
 
     def __init__(
@@ -110,10 +111,7 @@ class VerifyInputWriter:
     def _write_masks(self, running: RunningRequest, proposed: list[int], round_: Round) -> tuple[list[int], FilledRows]:
         """Write the masks of one request; return its valid drafts and the result of fill_rows. Thread-safe."""
         most, first = round_.max_drafted(running), running.slot * (round_.window + 1)
-        valid = most if self._max_length is None else max(0, self._max_length + 1 - len(running.tokens))
-        if running.slot in round_.undrafted and not round_.only_fast_forward:
-            valid = 0
-        draft = proposed[: min(most, valid)]
+        draft = proposed[: min(most, self._valid(running, most, round_))]
         if -1 in draft:
             draft = draft[: draft.index(-1)]
         overrule = running.request.rule is Rule.REJECTION and not round_.only_fast_forward
@@ -123,6 +121,14 @@ class VerifyInputWriter:
         if running.grammar_time is not None:
             running.grammar_time.last_fill_s = running.grammar_time.last_step_s
         return draft, filled
+
+    def _valid(self, running: RunningRequest, most: int, round_: Round) -> int:
+        """Return how many of up to ``most`` proposed tokens may be verified."""
+        if running.slot in round_.copied:
+            return most
+        if running.slot in round_.undrafted and not round_.only_fast_forward:
+            return 0
+        return most if self._max_length is None else max(0, self._max_length + 1 - len(running.tokens))
 
     def _write_one(self, running: RunningRequest, draft: list[int], filled: FilledRows, round_: Round) -> DraftToVerify:
         """Write the bias and penalty entries of one request, after its masks, and count its drafts."""
@@ -180,9 +186,12 @@ class Committer:
         validations: PendingValidations,
         draft_windows: DraftWindowPlanner,
         metrics: Metrics,
+        lookup: Lookup | None = None,
     ) -> None:
+        """``lookup``: the one beside a draft model."""
         self._buffers = buffers
         self._slots = slots
+        self._lookup = lookup
         self._validations = validations
         self._draft_windows = draft_windows
         self._metrics = metrics
@@ -198,10 +207,8 @@ class Committer:
                 if running.replay.rereading:
                     self._reread_one(running, emitted)
                     continue
-                if round_.adaptive:
-                    proposed = round_.num_proposed_for(running)
-                    accepted = min(max(0, len(emitted) - 1), verified.num_from_drafter[slot], proposed)
-                    self._draft_windows.observe(running, accepted, proposed)
+                if slot in verified.num_from_drafter:
+                    self._observe_acceptance(running, emitted, verified)
                 self._commit_one(running, emitted, verified)
 
     def end(self, running: RunningRequest, finish: Finish | None) -> None:
@@ -256,6 +263,14 @@ class Committer:
                 self._metrics.reasoning_ends_mid_round += running.reasoning_ends_mid_round
         except BaseException:
             log.exception("a request ended (%s), but an error occurred meanwhile", request.finish_reason)
+
+    def _observe_acceptance(self, running: RunningRequest, emitted: list[int], verified: VerifiedRound) -> None:
+        proposed = verified.round.num_proposed_for(running)
+        accepted = min(max(0, len(emitted) - 1), verified.num_from_drafter[running.slot], proposed)
+        if verified.round.adaptive:
+            self._draft_windows.observe(running, accepted, proposed)
+        if self._lookup is not None and proposed:
+            self._lookup.observe(running, accepted, proposed)
 
     def _commit_one(self, running: RunningRequest, emitted: list[int], verified: VerifiedRound) -> None:
         """Commit the tokens of one request. An error here ends this request only."""

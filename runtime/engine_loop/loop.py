@@ -27,11 +27,11 @@ from typing import Any
 
 from tandemrt.engines.contract.calls import NO_PROMPTS
 from tandemrt.runtime.caches.kv_cache import KVCacheManager
-from tandemrt.runtime.device.buffers import Buffer, write_drafts
+from tandemrt.runtime.device.buffers import Buffer, replace_drafts, write_drafts
 from tandemrt.runtime.device.streams import HostCopy, Streams
 from tandemrt.runtime.device.timeline import Timeline
 from tandemrt.runtime.engine_loop.host import Committer, DraftToVerify, VerifyInputWriter
-from tandemrt.runtime.engine_loop.models import Drafter, TargetRunner
+from tandemrt.runtime.engine_loop.models import Drafter, Lookup, TargetRunner
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, Preemption, RoundPlanner
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
@@ -49,6 +49,7 @@ class EngineLoop:
         self,
         target: TargetRunner,
         drafter: Drafter,
+        lookup: Lookup | None,
         scheduler: Scheduler,
         streams: Streams,
         cache_manager: KVCacheManager,
@@ -64,6 +65,7 @@ class EngineLoop:
     ) -> None:
         self.target = target
         self.drafter = drafter
+        self.lookup = lookup
         self.scheduler = scheduler
         self.streams = streams
         self.cache_manager = cache_manager
@@ -75,14 +77,20 @@ class EngineLoop:
         )
         listeners: list[SlotListener] = [scheduler, target.state, self.planner, drafter, draft_windows]
         listeners += [] if target.images is None else [target.images]
+        listeners += [] if lookup is None else [lookup]
         self.slots = Slots(slots, cache_manager, listeners, num_draft_tokens=draft_windows.largest, slack=slack)
         self._timeline = timeline
-        self._committer = Committer(target.buffers, self.slots, scheduler.validations, draft_windows, metrics)
+        beside_model = lookup if drafter.window else None
+        self._committer = Committer(
+            target.buffers, self.slots, scheduler.validations, draft_windows, metrics, beside_model
+        )
         self._preemption = Preemption(self.slots, scheduler, drafter, self._committer.end, metrics)
         self._verify_inputs = VerifyInputWriter(
             target.buffers, streams, self._committer.end, metrics, drafter.max_length
         )
-        self._steps = RoundSteps(target, drafter, self._verify_inputs, self._committer, streams, metrics, timeline)
+        self._steps = RoundSteps(
+            target, drafter, lookup, self._verify_inputs, self._committer, streams, metrics, timeline
+        )
         target.on_failure(scheduler.fail)
         target.end_waits(scheduler.overdue)
         self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
@@ -105,8 +113,9 @@ class EngineLoop:
         if round_.has_work:
             # Fast-forward tokens depend on the committed text, and so do the drafts of the round after them.
             after_commit = round_.drafts_after_commit or (last is not None and last.round.drafts_after_commit)
+            after_commit |= self.lookup is not None and self.drafter.behind
             schedule = self._overlapped if self.overlap and not after_commit else self._synchronous
-            self._last = schedule(round_, last, self.drafter.drafts_before_commit and not after_commit)
+            self._last = schedule(round_, last, not after_commit and not self._looks_up_first)
             if round_.adaptive and not after_commit and self.metrics.prefilled == prefilled:
                 self._observe_duration(last, self._last, time.perf_counter() - started)
         elif last is not None:
@@ -114,20 +123,30 @@ class EngineLoop:
         else:
             self._timeline.pause()
 
+    @property
+    def _looks_up_first(self) -> bool:
+        """Whether copies from the text, which need the commit, are looked up before the drafter runs.
+
+        Then the drafter is skipped where they fill all windows. With overlap it runs while the host would only wait.
+        """
+        return self.lookup is not None and not (self.overlap and self.drafter.window)
+
     def _overlapped(self, round_: Round, last: VerifiedRound | None, draft_first: bool) -> VerifiedRound | None:
         """Run the target while the host commits the last round and writes masks.
 
-        A drafter that reads the text proposes after the commit, and the target runs after it.
+        With a lookup in the text, the target runs after the commit.
         """
         steps = self._steps
         draft_probs = steps.propose(round_) if draft_first else None
         copied = steps.fetch(round_ if draft_first else None, last)
-        if draft_first:
+        if self.lookup is None:
             steps.score(round_)
         steps.commit(last, copied)
         round_ = round_.unfinished()
-        if not draft_first and round_.has_work:
-            draft_probs = steps.propose(round_)
+        if self.lookup is not None and round_.has_work:
+            round_ = steps.look_up(round_)
+            draft_probs = draft_probs if draft_first else steps.propose(round_)
+            steps.replace_drafts(round_)
             steps.score(round_)
         if not round_.rows:
             return None
@@ -143,9 +162,10 @@ class EngineLoop:
         if not round_.has_work:
             return None
         if not draft_first:
-            round_ = steps.fast_forward(round_)
+            round_ = steps.read_text(round_)
             draft_probs = steps.propose(round_)
             steps.wait_for_drafts(round_)
+            steps.replace_drafts(round_)
         drafts = steps.write_inputs(round_, draft_probs) if round_.rows else {}
         steps.score(round_)
         return steps.verify(round_, draft_probs, drafts) if round_.rows else None
@@ -212,7 +232,7 @@ class EngineLoop:
         An overlapped step takes the target's part of the last round and the drafts of this one, so it counts only where
         both have one shape.
         """
-        if last is None or verified is None:
+        if last is None or verified is None or (self.drafter.window and verified.round.copied):
             return
         before, now = last.round, verified.round
         if not self.overlap or (before.batch, before.window) == (now.batch, now.window):
@@ -229,6 +249,7 @@ class RoundSteps:
         self,
         target: TargetRunner,
         drafter: Drafter,
+        lookup: Lookup | None,
         verify_inputs: VerifyInputWriter,
         committer: Committer,
         streams: Streams,
@@ -237,28 +258,39 @@ class RoundSteps:
     ) -> None:
         self._target = target
         self._drafter = drafter
+        self._lookup = lookup
+        self._proposed = False  # whether the drafter proposes in the round in progress
         self._verify_inputs = verify_inputs
         self._committer = committer
         self._streams = streams
         self._metrics = metrics
         self._timeline = timeline
 
-    def fast_forward(self, round_: Round) -> Round:
-        """Return the round with its fast-forward tokens and the window that it needs. Call after the last commit."""
+    def read_text(self, round_: Round) -> Round:
+        """Return the round with its drafts from the text and the window that it needs. Call after the last commit."""
         with self._metrics.timed("fill"):
             round_ = round_.with_fast_forward() if round_.may_fast_forward else round_
             for running in round_.rows.values():
                 running.replay.mark_planned()
-        if round_.only_fast_forward or round_.prompts != NO_PROMPTS:  # prompts fix the window
+        if round_.only_fast_forward or self._lookup is None:
             return round_
-        window = self._drafter.window_needed(round_)
-        return round_ if window == round_.window else replace(round_, window=window)
+        round_ = self.look_up(round_)
+        if self._has_drafter_for(round_) or round_.prompts != NO_PROMPTS:  # prompts fix the window
+            return round_
+        return replace(round_, window=max(map(len, round_.drafted_from_text.values()), default=0))
+
+    def look_up(self, round_: Round) -> Round:
+        """Return the round with its copies from the text, if the bundle has any. Call after the last commit."""
+        with self._metrics.timed("propose"):
+            return round_ if self._lookup is None else replace(round_, copied=self._lookup.copies(round_))
 
     def propose(self, round_: Round) -> Buffer | None:
         """Write the drafts of the round; return their probabilities, see Drafter.propose."""
-        if round_.only_fast_forward:
-            write_drafts(self._target.buffers.draft_tokens, round_.batch, round_.window, round_.fast_forward)
-        if round_.only_fast_forward or not round_.window:
+        self._proposed = self._has_drafter_for(round_)
+        if not self._proposed:
+            drafts, window = self._target.buffers.draft_tokens, round_.window
+            if window:
+                write_drafts(drafts, round_.batch, window, round_.drafted_from_text)
             self._drafter.skip(round_)
             return None
         with self._metrics.timed("propose"), self._timeline.span("propose"):
@@ -282,10 +314,15 @@ class RoundSteps:
 
     def wait_for_drafts(self, round_: Round) -> None:
         """Copy drafts that were proposed after the commit to the host, and wait for the copy."""
-        if self._drafter.drafts_before_commit and round_.window and not round_.only_fast_forward:
+        if self._proposed:
             copied = self.fetch(round_, None)
             with self._metrics.timed("wait"):
                 self._streams.wait(copied)
+
+    def replace_drafts(self, round_: Round) -> None:
+        """Replace proposed drafts, which must be on the host, by copies from the text."""
+        if self._proposed and round_.copied:
+            replace_drafts(self._target.buffers.draft_tokens, round_.batch, round_.window, round_.copied)
 
     def score(self, round_: Round) -> None:
         """Run the target over the draft window; see TargetRunner.score."""
@@ -307,21 +344,25 @@ class RoundSteps:
     def write_inputs(self, round_: Round, draft_probs: Buffer | None) -> dict[int, DraftToVerify]:
         """Write masks, draft lengths and adjusted tokens; return the drafts to verify by slot.
 
-        The ``draft_probs`` of fast-forward tokens become zero, because these tokens were not sampled.
+        The ``draft_probs`` of drafts from the text become zero, because these tokens were not sampled.
         """
         with self._metrics.timed("fill"):
             drafts = self._verify_inputs.write(round_)
-        for slot, running in round_.rows.items():
-            draft = drafts.get(slot)
-            if draft is None or not draft.fast_forward:
-                continue
-            if not round_.only_fast_forward and draft.num_from_drafter < len(draft.tokens):
-                self._drafter.replaced(running, draft.num_from_drafter)
+        if not self._proposed:
+            return drafts
+        for slot, draft in drafts.items():
+            from_text = range(len(draft.tokens)) if slot in round_.copied else draft.fast_forward
+            kept = 0 if slot in round_.copied else draft.num_from_drafter
+            if from_text and kept < len(draft.tokens):
+                self._drafter.replaced(round_.rows[slot], kept)
             if draft_probs is not None:
                 probs = draft_probs.view(round_.batch, round_.window, self._target.vocab)
-                for position in draft.fast_forward:
+                for position in from_text:
                     probs[slot, position].zero_()
         return drafts
+
+    def _has_drafter_for(self, round_: Round) -> bool:
+        return self._drafter.window > 0 and round_.needs_drafter
 
     def verify(self, round_: Round, draft_probs: Buffer | None, drafts: dict[int, DraftToVerify]) -> VerifiedRound:
         """Adjust logits, verify the drafts and advance the slots, after the copies that ``write_inputs`` enqueued."""
@@ -336,9 +377,9 @@ class RoundSteps:
         self._metrics.rounds += 1
         self._metrics.waits = self._streams.waits
         num_verified = {slot: len(draft.tokens) for slot, draft in drafts.items()}
-        return VerifiedRound(
-            round_, num_verified, {slot: draft.num_from_drafter for slot, draft in drafts.items()}, logits
-        )
+        replaced = round_.copied if self._drafter.window else ()
+        from_drafter = {slot: draft.num_from_drafter for slot, draft in drafts.items() if slot not in replaced}
+        return VerifiedRound(round_, num_verified, from_drafter, logits)
 
     def _copied_logits(self, round_: Round, mode: str) -> dict[int, HostCopy]:
         """Copy the logits of requests with this ``logprobs_mode``, because the next round overwrites them."""

@@ -249,26 +249,37 @@ class _AdvancingCall:
         self.state.advance(self.tokens, self.count)
 
 
+class Lookup(SlotListener, Protocol):
+    """Copies drafts from the text of each request in a slot."""
+
+    def copies(self, round_: Round) -> Mapping[int, Sequence[int]]:
+        """Return the drafts of slots that copy, see Round.copied. Called after the commit of the last round."""
+
+    def observe(self, running: RunningRequest, accepted: int, proposed: int) -> None:
+        """Count a round that accepted the first ``accepted`` of ``proposed`` tokens of the drafter."""
+
+
 class Drafter(SlotListener, Protocol):
     """Proposes the draft window of a round into ``RoundBuffers.draft_tokens``.
 
     The loop calls the hooks of a round in this order: ``write_prompts``, ``propose`` or ``skip``, ``after_target``,
-    ``replaced``, ``after_verify``. Fast-forward tokens (``Round.fast_forward``) replace drafts after ``propose``; a
-    drafter that reads the text may continue from them instead.
+    ``replaced``, ``after_verify``. Drafts from the text (``Round.drafted_from_text``) replace drafts after ``propose``.
+    The loop may call ``propose`` before the host has committed the last round.
 
     Attributes:
-        drafts_before_commit: it needs only state on the device, so the loop may call ``propose`` before the host has
-            committed the last round. Other drafters read the requests' tokens, after the commit.
         window: maximum drafted tokens per round; if 0, ``propose`` is never called.
         max_length: maximum text length, in tokens, for which its drafts are valid; None for no limit.
         reads_prompts_late: it processes the prompts of a round after the target, so that its drafts for a request are
             valid only from the round after the end of the prompt.
     """
 
-    drafts_before_commit: bool
     window: int
     max_length: int | None
     reads_prompts_late: bool
+
+    @property
+    def behind(self) -> bool:
+        """Whether drafts from the text replaced its own, so that its next drafts need the committed text."""
 
     @property
     def caches(self) -> Sequence[Cache]:
@@ -298,13 +309,10 @@ class Drafter(SlotListener, Protocol):
         """Process the target's outputs (in ``RoundBuffers``) for the round and its prompts."""
 
     def replaced(self, running: RunningRequest, kept: int) -> None:
-        """Handle that fast-forward tokens replace the drafts of a request after the first ``kept`` ones."""
+        """Handle that drafts from the text replace those of a request after the first ``kept`` ones."""
 
     def after_verify(self, round_: Round) -> None:
         """Process the emitted tokens of the round, in ``RoundBuffers``."""
-
-    def window_needed(self, round_: Round) -> int:
-        """Return the draft window that the round needs, at most its planned one. Called after the commit."""
 
     def cached_tokens(self, running: RunningRequest) -> int:
         """Return a lower bound on the tokens of a text in its caches, ignoring prefill; all tokens without a cache."""

@@ -6,7 +6,6 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.implied import require_implied
 from tandemrt.engines.contract.calls import largest_prompts, most_query, slack
 from tandemrt.engines.contract.contract import Contract
-from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.operators import EXPERTS
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.backends import BACKENDS
@@ -25,7 +24,7 @@ from tandemrt.runtime.engine_loop.image_inputs import ImageInputs
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.models import TargetRunner
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
-from tandemrt.runtime.llm.draft_factory import make_drafter
+from tandemrt.runtime.llm.draft_factory import make_drafter, make_lookup
 from tandemrt.runtime.llm.draft_parts import DraftParts
 from tandemrt.runtime.llm.memory import require_memory
 from tandemrt.runtime.metrics.metrics import Metrics
@@ -38,11 +37,7 @@ _ADAPTS_FROM = 192  # tokens of a call from which arithmetic, not memory, limits
 def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
     """Open the engines of ``bundle`` and allocate all memory of the engine loop. ``options`` must fit its limits."""
     limits = bundle.limits
-    if options.draft_masks and not DRAFT_KINDS[bundle.draft.kind].engines:
-        raise BadRequest(
-            f"draft_masks: needs a draft with a model of its own, received True for draft.kind {bundle.draft.kind!r}, "
-            "which has no model to mask; leave it out"
-        )
+    _require_draft_model(bundle, options)
     device = _device(bundle, options.device)
     overlap = not device_of(device).on_host if options.overlap is None else options.overlap
     windows = DraftWindowPlanner(
@@ -93,9 +88,11 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
             target = engines["target"].contract
             chunk = packed_tokens if layout.packed else 0
             images = ImageInputs(target, state, slots=limits.batch, window=windows.largest, chunk=chunk, device=device)
+        parts = DraftParts(bundle, engines, buffers, state, cache_manager, graphs, layout, new_layout)
         return EngineLoop(
             TargetRunner(engines, buffers, state, cache, graphs, layout, images),
-            make_drafter(DraftParts(bundle, engines, buffers, state, cache_manager, graphs, layout, new_layout)),
+            make_drafter(parts),
+            make_lookup(parts, beside_model=bool(options.lookup)),
             Scheduler(limits.batch, options.queue_limit),
             streams,
             cache_manager,
@@ -107,6 +104,23 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
             prefill_chunk=limits.prefill_chunk,
             prefill_chunk_while_decoding=options.prefill_chunk or min(limits.prefill_chunk, _CHUNK_WHILE_DECODING),
             overlap=overlap,
+        )
+
+
+def _require_draft_model(bundle: Bundle, options: RuntimeOptions) -> None:
+    """Raise BadRequest for options that a draft without a model does not have."""
+    kind = bundle.draft.kind
+    if bundle.draft.engines:
+        return
+    if options.draft_masks:
+        raise BadRequest(
+            f"draft_masks: needs a draft with a model of its own, received True for draft.kind {kind!r}, "
+            "which has no model to mask; leave it out"
+        )
+    if options.lookup is not None and options.lookup is not (kind == "ngram"):
+        remedy = "build with draft.kind 'ngram'" if options.lookup else "use num_draft_tokens=0"
+        raise BadRequest(
+            f"lookup: needs a draft with a model, received {options.lookup} for draft.kind {kind!r}; {remedy}"
         )
 
 

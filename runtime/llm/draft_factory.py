@@ -1,23 +1,29 @@
-"""Make the drafter of a bundle from its opened parts."""
+"""Make the drafter of a bundle from its opened parts, and its lookup in the text."""
 
-from tandemrt.engines.contract.draft_kinds import NgramEntry, NoEntry
-from tandemrt.runtime.drafters.ngram import NgramDrafter
+from tandemrt.engines.contract.draft_kinds import NgramEntry
 from tandemrt.runtime.drafters.none import NoDrafter
+from tandemrt.runtime.drafters.text_lookup import TextLookup
 from tandemrt.runtime.engine_loop.models import Drafter
 from tandemrt.runtime.llm.draft_parts import DraftParts
+
+_SIZES_BESIDE_MODEL = (3, 32)  # fewest and most tokens that a match compares
 
 
 def make_drafter(parts: DraftParts) -> Drafter:
     """Return the drafter of a bundle; NoDrafter if drafting is off."""
-    window = parts.buffers.window
-    if not window:
+    entry = parts.bundle.draft
+    if not parts.buffers.window or not entry.engines:
         return NoDrafter()
-    match parts.bundle.draft:
-        case NoEntry():
-            return NoDrafter()
-        case NgramEntry() as entry:
-            return NgramDrafter(parts.buffers, window=window, shortest=entry.ngram_min, longest=entry.ngram_max)
-        case entry:
-            from tandemrt.runtime.llm.neural_drafts import NEURAL_DRAFTERS  # a start without a model is quicker
+    from tandemrt.runtime.llm.neural_drafts import NEURAL_DRAFTERS  # a start without a model is quicker
 
-            return NEURAL_DRAFTERS[entry.kind](parts, entry)
+    return NEURAL_DRAFTERS[entry.kind](parts, entry)
+
+
+def make_lookup(parts: DraftParts, *, beside_model: bool) -> TextLookup | None:
+    """Return the lookup of drafts in the text, or None without one. ``beside_model``: whether a draft model has one."""
+    entry = parts.bundle.draft
+    if not parts.buffers.window:
+        return None
+    if isinstance(entry, NgramEntry):
+        return TextLookup(entry.ngram_min, entry.ngram_max)
+    return TextLookup(*_SIZES_BESIDE_MODEL) if entry.engines and beside_model else None

@@ -192,6 +192,8 @@ class Round:
         may_fast_forward: slots whose constraint may allow a single continuation, as far as the host knew when the round
             was planned. Its tokens are drafted without a model, after the host has committed the last round.
         fast_forward: those tokens by slot, as soon as they are computed.
+        copied: drafts by slot that replace the drafter's: fast-forward tokens, continued from the text (TextLookup).
+            Computed after the host has committed the last round.
         undrafted: slots whose prefill ends in this round, too late for the drafter. Their drafts depend on stale cache
             contents and are not verified; under the rejection rule the text would depend on them.
         only_fast_forward: whether fast-forward tokens fill the window of every row, so that the drafter is skipped.
@@ -208,6 +210,7 @@ class Round:
     mask_drafts: bool = False
     may_fast_forward: frozenset[int] = frozenset()
     fast_forward: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    copied: Mapping[int, Sequence[int]] = field(default_factory=dict)
     undrafted: frozenset[int] = frozenset()
     only_fast_forward: bool = False
     adaptive: bool = False
@@ -226,6 +229,21 @@ class Round:
     def drafts_after_commit(self) -> bool:
         """Whether the drafts need the commit of the last round."""
         return bool(self.may_fast_forward) or (self.mask_drafts and self.window > 0)
+
+    @property
+    def drafted_from_text(self) -> Mapping[int, Sequence[int]]:
+        """The drafts by slot that need no drafter."""
+        return {**self.fast_forward, **self.copied}
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether the drafter has to propose: no, if all rows copy or have fast-forward tokens for the whole window."""
+        if not self.window or self.only_fast_forward:
+            return False
+        return not self.copied or any(
+            slot not in self.copied and len(self.fast_forward.get(slot, ())) < self.max_drafted(running)
+            for slot, running in self.rows.items()
+        )
 
     @property
     def window_tokens(self) -> int:
@@ -286,7 +304,8 @@ class VerifiedRound:
     Attributes:
         round: its plan.
         num_verified: drafted tokens that are verified, by slot.
-        num_from_drafter: verified tokens that the drafter proposed, by slot; the others are fast-forward tokens.
+        num_from_drafter: verified tokens that the drafter proposed, by slot; the others are fast-forward tokens. Slots
+            whose drafts were replaced by copies are missing.
         logits: [window + 1, vocab] by slot, of requests that ask for logprobs.
     """
 

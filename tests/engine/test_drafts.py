@@ -72,11 +72,16 @@ class Built:
         return build(recipe, self._folder / form).folder
 
     def _llm(self, form: str) -> LLM:
-        """Over a paged cache as a GPU has it; over a linear one, drafts are masked by grammars."""
-        options: Any = {"overlap": True, "cache_tokens": 448} if form == "paged" else {"draft_masks": True}
-        options |= {"synthetic_rule": True}  # for requests that ask for it
-        llm = self._opened.enter_context(LLM(self.bundle(form), device="cpu", threads=1, **options))
-        if form == "paged":
+        """Over a paged cache as a GPU has it; over a linear one, drafts are masked by grammars.
+
+        ``form``: one of CACHES, and optionally "with lookup".
+        """
+        cache_form, _, lookup = form.partition(" ")
+        paged = cache_form == "paged"
+        options: Any = {"overlap": True, "cache_tokens": 448} if paged else {"draft_masks": True}
+        options |= {"lookup": bool(lookup), "synthetic_rule": True}  # for requests that ask for it
+        llm = self._opened.enter_context(LLM(self.bundle(cache_form), device="cpu", threads=1, **options))
+        if paged:
             llm._loop_thread.prepare(partial(capture, llm.loop))  # as a GPU does
             llm.generate([5], SamplingParams(max_tokens=2))  # a text of one token takes a slot as capturing left it
         return llm
@@ -130,7 +135,8 @@ class Watched:
     def __init__(self, built: Built, form: str) -> None:
         self.rounds: list[tuple[list[int], int]] = []
         self.fast_forward_rounds = 0  # rounds with fast-forward tokens only
-        self._built, self._paged = built, form == "paged"
+        self.copied_rounds = 0  # rounds with copies from the text
+        self._built, self._paged = built, form.startswith("paged")
         self.llm = built.llm(form)
         self.probs: list[Any] = []  # float32 [window, vocab] that the drafts of each round were sampled from
         self._verified = self.llm.loop.drafter.after_verify
@@ -144,8 +150,9 @@ class Watched:
 
     def __call__(self, round_: Round) -> None:
         buffers = self.llm.loop.target.buffers
-        drafted = round_.window > 0 and not round_.only_fast_forward
+        drafted = round_.needs_drafter and 0 not in round_.copied
         drafts = buffers.draft_tokens.view(round_.batch, round_.window)[0].tolist() if drafted else []
+        self.copied_rounds += 0 in round_.copied
         self.fast_forward_rounds += round_.only_fast_forward and round_.window > 0
         self.rounds.append((drafts, buffers.count.view(round_.batch)[0].item()))
         if Rule.REJECTION in round_.rules:

@@ -77,5 +77,7 @@ def test_a_round_without_an_ngram_match_drafts_no_token(ngram_bundle: Path) -> N
         params = [SamplingParams(temperature=t, seed=1, max_tokens=60, ignore_eos=True) for t in (0.0, 3.0)]
         for each in params:
             llm.generate("one two one two one two", each)
-    assert {0, 8} <= {window for window, _ in seen}
+    windows = {window for window, _ in seen}
+    assert 0 in windows
+    assert len(windows) > 1
     assert all(window == drafted for window, drafted in seen)

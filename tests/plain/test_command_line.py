@@ -41,7 +41,7 @@ def panels(command: str) -> dict[str, list[str]]:
 def test_the_options_of_a_command_are_grouped(command: str) -> None:
     options = panels(command)
     assert options[BUILDING] == ["max_model_len", "dtype", "draft"]
-    assert options[SPECULATION] == ["num_draft_tokens", "adaptive_draft_tokens", "draft_masks"]
+    assert options[SPECULATION] == ["num_draft_tokens", "adaptive_draft_tokens", "lookup", "draft_masks"]
     assert options[MEMORY] == ["cache_tokens", "prefix_caching"]
     assert "prompt_timeout_s" in options[LIMITS]
     assert "cuda_graphs" in options[ADVANCED]

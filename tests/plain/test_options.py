@@ -218,7 +218,7 @@ def test_a_prompt_has_at_most_16_bytes_per_token_of_the_bundle_unless_an_option_
     assert RuntimeOptions(max_prompt_bytes=max_prompt_bytes).prompt_bytes(limits) == most
 
 
-@pytest.mark.parametrize("option", ["adaptive_draft_tokens", "draft_masks"])
+@pytest.mark.parametrize("option", ["adaptive_draft_tokens", "draft_masks", "lookup"])
 @pytest.mark.parametrize(
     ("asked", "built", "rejected"),
     [(0, 4, True), ({1: 0}, 4, True), (None, 0, True), ({1: 0, 2: 1}, 4, False), (1, 4, False)],

@@ -15,7 +15,8 @@ from tandemrt.runtime.device.prompt_plan import Chunk
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.device.timeline import Timeline
-from tandemrt.runtime.drafters.none import NullHooks
+from tandemrt.runtime.drafters.none import NoDrafter, NullHooks
+from tandemrt.runtime.drafters.text_lookup import TextLookup
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, RoundPlanner, plan_round
 from tandemrt.runtime.metrics.metrics import Metrics
@@ -26,7 +27,8 @@ from tests.plain.requests import ids, make_queued
 
 SLOTS, WINDOW, CHUNK = 8, 4, 16
 CPU = torch.device("cpu")
-STAGES = ("propose", "fetch", "score", "commit", "write_inputs", "verify")
+STAGES = ("propose", "fetch", "score", "commit", "replace_drafts", "write_inputs", "verify")
+LOOKUP = TextLookup(1, 2)
 
 
 def filled(*prompts: int, **params: Any) -> Slots:
@@ -77,14 +79,11 @@ class FakeTarget:
 
 
 class FakeDrafter(NullHooks):
-    """Drafts nothing, either before the commit or after it."""
+    """Drafts nothing."""
 
     window = WINDOW
     caches = ()
-
-    def __init__(self, *, before_commit: bool) -> None:
-        self.drafts_before_commit = before_commit
-        self.max_length: int | None = None
+    max_length: int | None = None
 
     def join(self, running: Any) -> None:
         pass
@@ -106,11 +105,19 @@ class FakeDrafter(NullHooks):
 
 
 def make_loop(
-    target: Any, drafter: FakeDrafter, scheduler: Scheduler, streams: Streams, metrics: Metrics, *, overlap: bool
+    target: Any,
+    drafter: Any,
+    scheduler: Scheduler,
+    streams: Streams,
+    metrics: Metrics,
+    *,
+    overlap: bool,
+    lookup: TextLookup | None = None,
 ) -> EngineLoop:
     return EngineLoop(
         target,
         drafter,
+        lookup,
         scheduler,
         streams,
         LinearCacheManager(0),
@@ -178,9 +185,7 @@ def test_finished_requests_leave_a_round_and_its_calls_do_not_change() -> None:
 def prompted(*lengths: int, while_decoding: int = CHUNK) -> tuple[Any, RoundPlanner, Slots]:
     """A target over a linear cache, and prompts of ``lengths`` tokens that count up from 100."""
     target: Any = FakeTarget()
-    prompts = RoundPlanner(
-        target, FakeDrafter(before_commit=True), Metrics(), chunk=CHUNK, chunk_while_decoding=while_decoding
-    )
+    prompts = RoundPlanner(target, FakeDrafter(), Metrics(), chunk=CHUNK, chunk_while_decoding=while_decoding)
     slots = Slots(SLOTS, LinearCacheManager(0), [prompts], num_draft_tokens=0)
     for length in lengths:
         slots.join(make_queued(prompt=list(range(100, 100 + length))))
@@ -241,20 +246,36 @@ def test_a_request_that_the_round_in_flight_completes_takes_part_in_no_further_r
 
 
 @pytest.mark.parametrize(
-    ("overlap", "before_commit", "schedule"),
+    ("overlap", "drafter", "lookup", "schedule"),
     [
-        (True, True, ["propose", "fetch", "score", "commit", "write_inputs", "verify"]),
-        (True, False, ["fetch", "commit", "propose", "score", "write_inputs", "verify"]),
-        (False, True, ["propose", "fetch", "commit", "write_inputs", "score", "verify"]),
-        (False, False, ["fetch", "commit", "propose", "write_inputs", "score", "verify"]),
+        (True, FakeDrafter(), None, ["propose", "fetch", "score", "commit", "write_inputs", "verify"]),
+        (
+            True,
+            FakeDrafter(),
+            LOOKUP,
+            ["propose", "fetch", "commit", "replace_drafts", "score", "write_inputs", "verify"],
+        ),
+        (
+            True,
+            NoDrafter(),
+            LOOKUP,
+            ["fetch", "commit", "propose", "replace_drafts", "score", "write_inputs", "verify"],
+        ),
+        (False, FakeDrafter(), None, ["propose", "fetch", "commit", "write_inputs", "score", "verify"]),
+        (
+            False,
+            NoDrafter(),
+            LOOKUP,
+            ["fetch", "commit", "propose", "replace_drafts", "write_inputs", "score", "verify"],
+        ),
     ],
 )
 def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only_committed(
-    monkeypatch: pytest.MonkeyPatch, overlap: bool, before_commit: bool, schedule: list[str]
+    monkeypatch: pytest.MonkeyPatch, overlap: bool, drafter: Any, lookup: TextLookup | None, schedule: list[str]
 ) -> None:
     target: Any = FakeTarget()
     metrics, scheduler, streams = Metrics(accepted=[0] * WINDOW), Scheduler(SLOTS, 1), Streams(CPU)
-    loop = make_loop(target, FakeDrafter(before_commit=before_commit), scheduler, streams, metrics, overlap=overlap)
+    loop = make_loop(target, drafter, scheduler, streams, metrics, overlap=overlap, lookup=lookup)
     done: list[str] = []
     on_device: list[str] = []
 
@@ -290,7 +311,7 @@ def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only
 @pytest.mark.parametrize(("max_length", "verified"), [(None, WINDOW), (4, 2), (3, 1), (2, 0)])
 def test_drafts_beyond_the_length_of_the_draft_are_not_verified(max_length: int | None, verified: int) -> None:
     target: Any = FakeTarget()
-    drafter, scheduler = FakeDrafter(before_commit=True), Scheduler(SLOTS, 1)
+    drafter, scheduler = FakeDrafter(), Scheduler(SLOTS, 1)
     drafter.max_length = max_length
     loop = make_loop(target, drafter, scheduler, Streams(CPU), Metrics(accepted=[0] * WINDOW), overlap=False)
     scheduler.submit(make_queued(prompt=ids("abc")), block=False)

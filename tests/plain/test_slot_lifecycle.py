@@ -18,7 +18,8 @@ from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.caches.linear import LinearCacheManager
 from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.device.slot_state import SlotState
-from tandemrt.runtime.drafters.ngram import NgramDrafter
+from tandemrt.runtime.drafters.none import NoDrafter
+from tandemrt.runtime.drafters.text_lookup import TextLookup
 from tandemrt.runtime.engine_loop.planner import RoundPlanner
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Request
@@ -78,10 +79,10 @@ class SeatsModel(RuleBasedStateMachine):
         self.table = BlockTable(SLOTS, BLOCKS - 1, BLOCKS, CPU)
         self.state = SlotState(SLOTS, CPU)
         self.scheduler = Scheduler(SLOTS, 1)
-        self.drafter = NgramDrafter(buffers, window=WINDOW, shortest=1, longest=2)
+        self.lookup = TextLookup(1, 2)
         target: Any = SimpleNamespace(state=self.state, buffers=buffers)
-        self.prompts = RoundPlanner(target, self.drafter, Metrics(), chunk=16, chunk_while_decoding=16)
-        self.all = [self.table, self.scheduler, self.state, self.prompts, self.drafter]
+        self.prompts = RoundPlanner(target, NoDrafter(), Metrics(), chunk=16, chunk_while_decoding=16)
+        self.all = [self.table, self.scheduler, self.state, self.prompts, self.lookup]
         self.faults: list[tuple[Any, str]] = []
         room, *listeners = [Fragile(each, self.faults) for each in self.all]
         self.slots = Slots(SLOTS, room, listeners, num_draft_tokens=WINDOW)
@@ -185,7 +186,7 @@ class SeatsModel(RuleBasedStateMachine):
         assert self.table.usage == (BLOCKS - 1 - self.available) / (BLOCKS - 1)
         seated = {running.slot: running for running in self.running}
         assert len(seated) == len(self.running)
-        assert self.drafter._indexes.keys() == seated.keys()
+        assert all(running in self.lookup._sources for running in self.running)
         self.state.flush_params()  # as every round does
         self.prompts._place()
         tables, newest = self.table.device.tolist(), self.state.newest.tolist()

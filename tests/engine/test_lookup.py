@@ -1,0 +1,267 @@
+"""Drafts copied from the text beside every kind of head: they change no text, and the head drafts as without them."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tandemrt import LLM, SamplingParams
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.export.bundle.build import build
+from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.slots import Round
+from tests.engine.draft_kinds import KINDS, SIZES, Target
+from tests.engine.drawn_requests import WAYS, Asked, requests, said
+from tests.engine.test_drafts import SHARED, Built, Watched
+from tests.engine.test_fast_forward_drafts import ALL
+from tests.engine.test_invisible import REQUESTS, output_of
+from tests.engine.test_paged_rounds import PAGED
+from tests.makers import tiny_checkpoint, write_recipe
+
+FORMS = ("linear with lookup", "paged with lookup")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lookup")
+    tiny_checkpoint(folder / "target", **SIZES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def all_built(folder: Path) -> Iterator[dict[str, Built]]:
+    with ExitStack() as opened:
+        kinds = {}
+        for name in KINDS:
+            (folder / name).mkdir()
+            kinds[name] = Built(name, folder / name, folder / "target", opened)
+        yield kinds
+
+
+@pytest.fixture(params=KINDS)
+def built(all_built: dict[str, Built], request: pytest.FixtureRequest) -> Built:
+    return all_built[request.param]
+
+
+@pytest.fixture(scope="module")
+def model_bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A target and a draft model, over a linear and a paged cache."""
+    folder = tmp_path_factory.mktemp("model")
+    target = tiny_checkpoint(folder / "target", seed=1, head_dim=32)
+    draft = tiny_checkpoint(folder / "draft", layers=1, seed=1, head_dim=32)
+    bundles = {}
+    for form, backend in (("linear", 'name = "onnxruntime-cpu"'), ("paged", PAGED)):
+        drafting = f'kind = "model"\ncheckpoint = "{draft}"\nnum_draft_tokens = 4'
+        recipe = write_recipe(folder / f"{form}.toml", target=target, drafting=drafting, backend=backend)
+        bundles[form] = build(Recipe.load(recipe), folder / form).folder
+    return bundles
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_head_drafts_as_its_definition_after_copies_that_it_did_not_draft(built: Built, form: str) -> None:
+    """Its cache holds the tokens of rounds that copied, accepted or not."""
+    emitted, checked = Counter[int](), 0
+    with Watched(built, form) as watched:
+        for length in (1, 2, 65):
+            prompt = [(11 * i * i + length) % 256 for i in range(length)]
+            for temperature in (0.0, 1.0):
+                output = watched.llm.generate(prompt, built.asked(temperature=temperature, seed=1, max_tokens=40))
+                emitted.update(count for _, count in watched.rounds)
+                if not temperature:
+                    checked += watched.hold(prompt, output.token_ids)
+                watched.rounds = []
+        assert watched.copied_rounds >= 6
+    assert checked >= 3
+    assert len(emitted) >= 2, "drafts are accepted and rejected"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_copies_change_no_token_beside_any_head(built: Built, form: str) -> None:
+    llm = built.llm(form)
+    copied = Counter[bool]()
+    with counted_copies(llm, copied):
+        prompts, params = [prompt for prompt, _ in built.requests], [each for _, each in built.requests]
+        outputs = llm.generate(prompts, [SamplingParams(**each) for each in params])
+    assert [output_of(output) for output in outputs] == built.autoregressive()
+    assert copied[True] >= 2
+    assert copied[False] > 5, "the head drafts too"
+
+
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_texts_equal_autoregressive_decoding_for_any_mixture(built: Built, data: st.DataObject) -> None:
+    """Grammars with fast-forward tokens and masked drafts, budgets, filters, greedy and sampled in one batch."""
+    hold(built, FORMS[0], data.draw(requests(built.known)), data.draw(WAYS))
+
+
+@settings(max_examples=4, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_texts_do_not_change_when_memory_is_short(built: Built, data: st.DataObject) -> None:
+    """With overlap and preemption. Always the same requests: over a paged cache texts may part at a tie."""
+    hold(built, FORMS[1], data.draw(requests(built.known)), data.draw(WAYS))
+
+
+def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> None:
+    """All of them together, and each by itself without speculation."""
+    prompts, params = [prompt for prompt, _ in asked], [each for _, each in asked]
+    outputs = built.llm(form).generate(prompts, [SamplingParams(**each, **way) for each in params])
+    for prompt, each, output in zip(prompts, params, outputs, strict=True):
+        alone = built.llm("linear").generate(prompt, SamplingParams(**each, num_draft_tokens=0))
+        exact = form.startswith("linear")
+        assert said(output, exact=exact) == said(alone, exact=exact)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"fast_forward_drafts": True}, {"num_draft_tokens": 2}])
+@pytest.mark.parametrize("form", ["linear", "paged"])
+def test_copies_change_no_token_beside_a_draft_model(
+    model_bundles: dict[str, Path], form: str, options: dict[str, Any]
+) -> None:
+    asked = [*REQUESTS, *ALL]
+    prompts, params = [prompt for prompt, _ in asked], [SamplingParams(**each) for _, each in asked]
+    with LLM(model_bundles[form], device="cpu", threads=1, num_draft_tokens=0) as llm:
+        autoregressive = [output_of(output) for output in llm.generate(prompts, params)]
+    copied = Counter[bool]()
+    with LLM(model_bundles[form], device="cpu", threads=1, lookup=True, **options) as llm, counted_copies(llm, copied):
+        assert [output_of(output) for output in llm.generate(prompts, params)] == autoregressive
+    assert copied[True] > 20
+    assert copied[False] > 20
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("form", ["linear", "paged"])
+def test_a_draft_model_drafts_its_own_text_after_copies(
+    model_bundles: dict[str, Path], form: str, overlap: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its cache holds the tokens of rounds that copied, accepted or not: transformers drafts the same."""
+    draft = Target(model_bundles[form].parent / "draft").model
+    with LLM(model_bundles[form], device="cpu", threads=1, lookup=True, overlap=overlap) as llm:
+        write, rounds = llm.loop._verify_inputs.write, list[tuple[int, list[int] | None]]()
+
+        def watched(round_: Round) -> Any:
+            if 0 in round_.rows and round_.window:
+                tokens = llm.loop.target.buffers.draft_tokens.host_view(round_.batch, round_.window)[0].tolist()
+                rounds.append((len(round_.rows[0].tokens), None if 0 in round_.copied else tokens))
+            return write(round_)
+
+        monkeypatch.setattr(llm.loop._verify_inputs, "write", watched)
+        params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logit_bias={70: 4, 71: 4, 72: 4})
+        after_copies = 0
+        for first in range(8):
+            prompt = SHARED[first : first + 30]
+            text = [*prompt, *llm.generate(prompt, params).token_ids]
+            for (_, before), (length, drafts) in pairwise(rounds):
+                if drafts is not None and length < len(text):
+                    assert drafts == greedy(draft, text[:length], len(drafts)), f"after {length} tokens"
+                    after_copies += before is None
+            rounds.clear()
+    assert after_copies >= 1
+
+
+@torch.no_grad()
+def greedy(model: Any, text: list[int], count: int) -> list[int]:
+    """The most likely tokens after ``text``, one after the other."""
+    tokens = list(text)
+    for _ in range(count):
+        tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
+    return tokens[len(text) :]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_under_the_rejection_rule_a_seed_has_one_text_in_any_batch(built: Built, form: str) -> None:
+    llm = built.llm(form)
+    prompts = [[(31 * i + j * j) % 256 for j in range(12)] for i in range(8)]
+    params = [built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=16) for seed in range(8)]
+    alone = [output_of(llm.generate(prompt, each)) for prompt, each in zip(prompts, params, strict=True)]
+    assert [output_of(output) for output in llm.generate(prompts, params)] == alone
+
+
+def test_a_preemption_changes_no_text_under_the_rejection_rule(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm, grow, calls = built.llm(FORMS[1]), built.llm(FORMS[1]).loop.slots.grow, 0
+    params = built.asked(temperature=1.0, seed=3, max_tokens=14, rule="rejection")
+
+    def short(at: int) -> list[int]:
+        def lacks_memory_once(running: RunningRequest) -> bool:
+            nonlocal calls
+            calls += 1
+            return calls != at and grow(running)
+
+        nonlocal calls
+        calls = 0
+        monkeypatch.setattr(llm.loop.slots, "grow", lacks_memory_once)
+        return llm.generate([70, 71, 72] * 8, params).token_ids
+
+    alone, before = short(at=0), llm.metrics.preemptions
+    copied = Counter[bool]()
+    with counted_copies(llm, copied):
+        assert short(at=2) == alone
+    assert llm.metrics.preemptions == before + 1
+    assert copied[True] >= 2, "the dropped round copied"
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "pard"])
+def test_copied_tokens_are_point_masses_of_the_rejection_rule(all_built: dict[str, Built], kind: str) -> None:
+    """The texts of both rules have one distribution. Of three tokens, so that texts repeat and copies are made."""
+    llm, count, copied = all_built[kind].llm(FORMS[0]), 1500, Counter[bool]()
+    params: dict[str, Any] = {"temperature": 1.0, "max_tokens": 4, "ignore_eos": True}
+    params |= {"allowed_token_ids": [70, 71, 72], "logit_bias": {70: 0.5, 71: 0.2}}
+    prompt = [70, 71, 72, 70, 71, 72, 70, 71]
+
+    def frequencies(first: int, **rule: Any) -> np.ndarray:
+        asked = [SamplingParams(**params, seed=seed, **rule) for seed in range(first, first + count)]
+        texts = Counter(tuple(output.token_ids) for output in llm.generate([prompt] * count, asked))
+        return np.array([texts[text] for text in np.ndindex(3, 3, 3, 3) for text in [tuple(70 + t for t in text)]])
+
+    exact = frequencies(0, num_draft_tokens=0)
+    with counted_copies(llm, copied):
+        rejecting = frequencies(10_000, rule="rejection")
+    assert copied[True] >= count
+    assert rejecting.sum() == exact.sum() == count
+    together = (exact + rejecting) / 2
+    seen = together > 0
+    statistic = (((exact - together) ** 2 + (rejecting - together) ** 2)[seen] / together[seen]).sum()
+    freedom = seen.sum() - 1
+    assert statistic < freedom + 4 * np.sqrt(2 * freedom)
+
+
+@contextmanager
+def counted_copies(llm: LLM, copied: Counter[bool]) -> Iterator[None]:
+    """Count the rows of rounds with room for drafts, by whether they copied."""
+    lookup = llm.loop.lookup
+    assert lookup is not None
+    copies = lookup.copies
+
+    def counting(round_: Round) -> Mapping[int, Sequence[int]]:
+        by_slot = copies(round_)
+        copied.update(slot in by_slot for slot, running in round_.rows.items() if round_.max_drafted(running) > 0)
+        return by_slot
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(lookup, "copies", counting)
+        yield
+
+
+def test_an_llm_may_switch_the_lookup_on_and_off(all_built: dict[str, Built]) -> None:
+    texts = []
+    for option, expected in ((True, True), (False, False), (None, False)):
+        with LLM(all_built["eagle3"].bundle("linear"), device="cpu", threads=1, lookup=option) as llm:
+            assert (llm.loop.lookup is not None) == expected
+            texts.append(llm.generate([70, 71, 72] * 8, all_built["eagle3"].asked()).token_ids)
+    assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_draft_without_a_model_cannot_switch_the_lookup(ngram_bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match=r"received False for draft.kind 'ngram'; use num_draft_tokens=0"):
+        LLM(ngram_bundle, threads=1, lookup=False)
+    recipe = write_recipe(tmp_path / "none.toml", target=tiny_checkpoint(tmp_path / "target"))
+    bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
+    with pytest.raises(BadRequest, match=r"received True for draft.kind 'none'; build with draft.kind 'ngram'"):
+        LLM(bundle, threads=1, lookup=True)

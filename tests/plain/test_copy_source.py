@@ -1,0 +1,132 @@
+"""Copies are what a search through the whole text would copy, as far as earlier ones were right."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandemrt.runtime.drafters.copy_source import CopySource
+from tandemrt.runtime.drafters.text_lookup import TextLookup
+from tandemrt.runtime.requests.slots import Round
+from tests.plain.requests import make_running
+
+
+@dataclass
+class Reader:
+    """What CopySource follows, by its description, with a search that goes through the whole text."""
+
+    shortest: int
+    longest: int
+    text: list[int] = field(default_factory=list)
+    position: int | None = None  # of the predicted token
+    committed: int | None = None  # tokens that a match may end within; None: all
+
+    def read(self, token: int) -> None:
+        missed = self.position
+        self.position = None if missed is None or self.text[missed] != token else missed + 1
+        self.text.append(token)
+        if self.position is None:
+            after_missed = None if missed is None else missed + 1
+            self.position = self.search() or after_missed
+
+    def search(self) -> int | None:
+        """The end of the longest match of the 16 latest ones; of equals the latest."""
+        text = self.text
+        newest = text[-self.shortest :]
+        last = len(text) - 1 if self.committed is None else self.committed
+        ends = [end for end in range(last, 0, -1) if text[max(0, end - self.shortest) : end] == newest]
+        lengths = {end: self.length(end) for end in ends[:16]} if len(newest) == self.shortest else {}
+        return max(lengths, key=lambda end: (lengths[end], end), default=None)
+
+    def length(self, end: int) -> int:
+        most = min(self.longest, end)
+        return next((size for size in range(most) if self.text[end - size - 1] != self.text[-size - 1]), most)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=6), min_size=1, max_size=8),
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.lists(st.integers(0, 2), max_size=3),
+)
+def test_copies_of_a_growing_text_follow_a_search(
+    parts: list[list[int]], shortest: int, more: int, following: list[int]
+) -> None:
+    source, reader = CopySource(shortest, shortest + more), Reader(shortest, shortest + more)
+    for number, part in enumerate(parts):
+        for token in part:
+            if number:
+                reader.read(token)
+            else:
+                reader.text.append(token)
+        if not number:
+            reader.position = reader.search()
+        source.read(reader.text, len(parts[0]))
+        after = Reader(shortest, shortest + more, list(reader.text), reader.position, len(reader.text))
+        for token in following:
+            after.read(token)
+        for drafted, copy in ((reader, source.copy(5)), (after, source.copy(5, following))):
+            followed = [] if drafted.position is None else drafted.text[drafted.position :]
+            assert copy.tokens == [followed[at % len(followed)] for at in range(len(copy.tokens))]
+            assert 0 <= copy.expected <= len(copy.tokens)
+            assert bool(copy.tokens) or drafted.position is None or number, "a first match is copied"
+
+
+def copied_after(prompt: list[int], output: list[int], most: int = 8) -> list[int]:
+    source = CopySource(2, 32)
+    source.read(prompt + output, len(prompt))
+    return source.copy(most).tokens
+
+
+def test_copies_continue_a_periodic_text_beyond_its_end() -> None:
+    assert copied_after([1, 2, 3, 1, 2, 3], [1, 2, 3] * 4, most=7) == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_copies_grow_with_hits_and_end_with_misses() -> None:
+    prompt = list(range(100, 160))
+    lengths = [len(copied_after([*prompt, 1], prompt[:count])) for count in (2, 10, 40)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[2] == 8
+    wrong = [token for at in range(0, 40, 2) for token in (*prompt[at : at + 2], 7)]  # each match is one token long
+    assert copied_after([*prompt, 1], wrong + prompt[:2]) == []
+
+
+def test_copies_resume_after_a_replaced_token() -> None:
+    prompt = list(range(100, 160))
+    assert copied_after([*prompt, 1], [*prompt[:20], 7])[:2] == prompt[21:23]
+
+
+@pytest.mark.parametrize("sizes", [[1] * 5, [2, 3], [5]])
+def test_copies_do_not_depend_on_how_the_text_is_read(sizes: list[int]) -> None:
+    text, source = [1, 2, 3, 4, 1, 2, 3, 4, 1], CopySource(2, 4)
+    read = 4
+    for size in sizes:
+        read += size
+        source.read(text[:read], 4)
+    whole = CopySource(2, 4)
+    whole.read(text, 4)
+    assert source.copy(4) == whole.copy(4)
+
+
+def looked_up(lookup: TextLookup, **fields: object) -> dict[int, list[int]]:
+    running = make_running(prompt=[1, 2, 3, 1, 5, 6, 1, 2])
+    lookup.join(running)
+    return lookup.copies(Round({0: running}, 1, 4, filters=False, rules=frozenset(), **fields))  # type: ignore[arg-type]
+
+
+def test_copies_continue_after_fast_forward_tokens() -> None:
+    assert looked_up(TextLookup(1, 2), fast_forward={0: [5]}) == {0: [5, 6, 1]}
+
+
+def test_a_drafter_drafts_where_its_drafts_are_accepted_more_often() -> None:
+    lookup, running = TextLookup(1, 2), make_running(prompt=[1, 2, 3, 1])
+    lookup.join(running)
+    round_ = Round({0: running}, 1, 4, filters=False, rules=frozenset(), num_proposed=4)
+    assert lookup.copies(round_)
+    for _ in range(5):
+        lookup.observe(running, 4, 4)
+    assert not lookup.copies(round_)
+    for _ in range(20):
+        lookup.observe(running, 0, 4)
+    assert lookup.copies(round_)
