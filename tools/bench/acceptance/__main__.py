@@ -3,6 +3,7 @@
     python -m tools.bench.acceptance temperature BUNDLE             # acceptance by temperature and draft sampling
     python -m tools.bench.acceptance fast-forward BUNDLE ...        # rounds that fast-forward tokens save
     python -m tools.bench.acceptance draft-lengths BUNDLE           # adaptive against fixed draft lengths
+    python -m tools.bench.acceptance lookup BUNDLE                  # rounds that copies from the text save
 
 ``python -m tools.bench.acceptance CASE --help`` lists a case's options. Every case writes its figures to ``--json
 FILE`` as well.
@@ -10,13 +11,14 @@ FILE`` as well.
 
 from collections.abc import Callable
 
-from tools.bench.acceptance import draft_lengths, fast_forward, temperature
+from tools.bench.acceptance import draft_lengths, fast_forward, lookup, temperature
 from tools.bench.cases import run_cases
 
 CASES: dict[str, Callable[..., None]] = {
     "temperature": temperature.main,
     "fast-forward": fast_forward.main,
     "draft-lengths": draft_lengths.main,
+    "lookup": lookup.main,
 }
 
 if __name__ == "__main__":
