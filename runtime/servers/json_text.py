@@ -14,14 +14,17 @@ def parse_json_text(text: str) -> Any:
 
 
 def lone_surrogate(text: str, value: Any) -> bool:
-    """Whether ``value``, a part of the JSON ``text``, has a text that UTF-8 cannot encode."""
-    if not _ESCAPED_SURROGATE.search(text):
-        return False
+    """Whether ``value``, the JSON of ``text``, has a text that UTF-8 cannot encode."""
+    return bool(_ESCAPED_SURROGATE.search(text)) and not is_encodable(value)
+
+
+def is_encodable(value: Any) -> bool:
+    """Whether UTF-8 can encode all texts in a JSON value."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        return True
-    return False
+        return False
+    return True
 
 
 def _reject_constant(name: str) -> None:

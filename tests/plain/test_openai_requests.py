@@ -1,6 +1,7 @@
 """Bodies of OpenAI requests become prompts and parameters: every field has its effect, and no other."""
 
 import json
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -282,6 +283,18 @@ def test_an_unsupported_field_is_accepted_only_at_values_without_effect(ask: Any
         assert (request.prompt, request.params) == (plain.prompt, plain.params)
     with pytest.raises(BadRequest, match=f"^{name}: .*received 17"):
         ask(**{name: 17})
+
+
+@pytest.mark.parametrize("last", [r"\ud83d\ude00", r"\ud83d"], ids=["a pair", "a lone one"])
+def test_surrogates_are_looked_for_once_in_a_body_of_many_keys(last: str) -> None:
+    body = "{" + "".join(f'"k{number}":1,' for number in range(30_000)) + f'"{last}":1}}'
+    begun = time.process_time()
+    if "de00" in last:
+        assert len(parse_json(body.encode())) == 30_001
+    else:
+        with pytest.raises(BadRequest, match=r"must be text that UTF-8 can encode, received 1; join or drop lone"):
+            parse_json(body.encode())
+    assert time.process_time() - begun < 2.0, "one search per key would take 10 s"
 
 
 def test_a_body_is_one_json_object() -> None:

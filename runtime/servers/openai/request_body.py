@@ -17,7 +17,7 @@ from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.engines.validation.records import Section, explain, nearest
 from tandemrt.engines.validation.sizes import text_bytes
 from tandemrt.runtime.requests.prompt import Chat, Prompt
-from tandemrt.runtime.servers.json_text import lone_surrogate, parse_json_text
+from tandemrt.runtime.servers.json_text import is_encodable, lone_surrogate, parse_json_text
 from tandemrt.runtime.servers.openai.field_names import VARIABLES, chat_field_names, client_names
 from tandemrt.runtime.servers.openai.messages import parse_messages
 from tandemrt.runtime.servers.openai.protocol import (
@@ -127,12 +127,12 @@ def parse_json(body: bytes, name: str = "the body") -> dict[str, Any]:
         raise BadRequest(f"{name} must be JSON of a sensible depth, received {len(body)} bytes") from None
     if not isinstance(value, dict):
         raise BadRequest(f"{name} must be a JSON object, received {quoted(value)}")
-    for key, member in value.items():
-        if lone_surrogate(text, {key: member}):
-            raise BadRequest(
-                f"{clipped(key)}: must be text that UTF-8 can encode, received {quoted(member)}; join or drop lone "
-                "surrogates"
-            )
+    if lone_surrogate(text, value):
+        key, member = next((key, member) for key, member in value.items() if not is_encodable({key: member}))
+        raise BadRequest(
+            f"{clipped(key)}: must be text that UTF-8 can encode, received {quoted(member)}; join or drop lone "
+            "surrogates"
+        )
     return value
 
 
