@@ -83,9 +83,9 @@ class GrammarCompiler:
         raise failure
 
     def _compile_tags(self, part: Any, whitespace: Whitespace) -> CompiledGrammar:
-        from tandemrt.runtime.grammars.structural_tag import read
+        from tandemrt.runtime.grammars.structural_tag import parse
 
-        return self._llguidance_compiler().compile_tags(read({"format": part}), whitespace=whitespace)
+        return self._llguidance_compiler().compile_tags(parse(part), whitespace=whitespace)
 
     def _llguidance_compiler(self) -> "LLGuidanceCompiler":
         from tandemrt.runtime.grammars.llguidance_compiler import LLGuidanceCompiler

@@ -110,7 +110,8 @@ class GrammarLibrary:
                 too large.
             QueueFull: a conversion waited ``timeout_s`` for a process.
         """
-        in_worker = None if self._processes is None else partial(self._read_in_process, client, deadline)
+        what = f"structured_outputs.{structured.kind}: reading it"
+        in_worker = None if self._processes is None else partial(self._read_in_process, what, client, deadline)
         source, check = self._sources.read(structured, in_worker)
         size = len(source.text.encode())
         if size > self._max_source_bytes:
@@ -184,13 +185,12 @@ class GrammarLibrary:
         for future in futures:
             _finish(future, None, Closed("this runtime was closed; open the bundle again"))
 
-    def _read_in_process(self, client: Client, deadline: float | None, *work: Any) -> tuple[str, str]:
+    def _read_in_process(self, what: str, client: Client, deadline: float | None, *work: Any) -> Any:
         assert self._processes is not None
-        what, limit_s = "structured_outputs.json: reading the schema", self._timeout_s
-        text, dialect = wait_for(
+        limit_s = self._timeout_s
+        return wait_for(
             self._processes.submit(client, what, limit_s, *work, deadline=deadline, wait_s=limit_s), what, deadline
         )
-        return text, dialect
 
     def _grammar(self, source: "Source", client: Client) -> "Future[CompiledGrammar]":
         future: Future[CompiledGrammar] = Future()

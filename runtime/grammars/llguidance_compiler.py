@@ -10,7 +10,7 @@ from tandemrt.engines.parameters.sampling import Whitespace
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.grammars.json_grammar import json_rules, nested_rule
 from tandemrt.runtime.grammars.llguidance_matcher import NO_TOKEN, SILENT, LLGuidanceGrammar, reason
-from tandemrt.runtime.grammars.structural_tag import Format, read, with_schemas
+from tandemrt.runtime.grammars.structural_tag import Format, parse, with_schemas
 from tandemrt.runtime.grammars.tag_grammar import TagGrammar
 from tandemrt.runtime.grammars.unique.matcher import UniqueItemsGrammar
 from tandemrt.runtime.grammars.unique.places import Places, without_unique_items
@@ -50,7 +50,7 @@ class LLGuidanceCompiler:
         if plain == unique:
             return self._compile_tags(part, whitespace)
         reader = TagReader(part, self._vocabulary.control, self._index)
-        return UniqueItemsGrammar(self._compile_tags(read({"format": unique}), whitespace), reader, self._index)
+        return UniqueItemsGrammar(self._compile_tags(parse(unique), whitespace), reader, self._index)
 
     @property
     def _index(self) -> TokenIndex:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypeVar
 
 from tandemrt.engines.parameters.sampling import StructuredOutputs, Whitespace
 from tandemrt.engines.validation.errors import BadRequest, NotQuick, clipped, quoted
@@ -24,12 +24,16 @@ from tandemrt.runtime.grammars.unique.places import without_unique_items
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 ANY_OBJECT = {"type": "object", "additionalProperties": True}
 MAX_DEPTH = 64  # levels of nesting in a schema
 MAX_ALL_REMAINDERS = 20_000  # of all numbers; the engine's time for them grows with its square, 0.1 s for these
-QUICK_CHARACTERS = 1 << 14  # a longer schema is converted in a worker process
+QUICK_CHARACTERS = 1 << 14  # a longer schema or structural tag is converted in a worker process
 
-InWorker = Callable[..., tuple[str, str]]
+InWorker = Callable[
+    ..., Any
+]  # takes a function and its arguments; returns the function's result, or a list for a tuple
 
 
 @dataclass(frozen=True)
@@ -50,8 +54,8 @@ def read(
 
     ``most_bytes``: the maximum size of a schema or a structural tag.
 
-    ``in_worker`` calls ``enforceable_json`` in a worker process and returns its result; it is used for schemas that
-    are slow to convert. None: every schema is converted in this thread.
+    ``in_worker`` calls a function in a worker process; it is used for schemas and structural tags that are
+    slow to convert. None: each is converted in this thread.
     """
     engine = choose_engine(structured)
     if structured.json_schema is not None:
@@ -59,14 +63,15 @@ def read(
         for line in spelling_warnings(structured):
             log.warning("%s", line)
         options = structured.validate_output, structured.disable_additional_properties
-        converted, dialect = _converted(text, *options, in_worker)
+        converted, dialect = _converted(in_worker, enforceable_json, text, *options)
         _require_few_remainders("json", converted)
         check = OutputCheck(text, dialect) if structured.validate_output else None
         return Source("json", converted, engine, structured.whitespace, loose=check is not None), check
     if structured.json_object:
         return Source("json", json.dumps(ANY_OBJECT), engine, structured.whitespace), None
     if structured.structural_tag is not None:
-        tags = _tags(structured.structural_tag, most_bytes, in_worker)
+        text = json.dumps(schema_of(structured.structural_tag, most_bytes, "structural_tag"))
+        tags = _converted(in_worker, enforceable_tags, text)
         _require_few_remainders("structural_tag", tags)
         return Source("structural_tag", tags, engine, structured.whitespace), None
     if structured.regex is not None:
@@ -78,23 +83,23 @@ def read(
     return Source("grammar", _choice_grammar(structured.choice), engine), None
 
 
-def _converted(text: str, loose: bool, closed: bool, in_worker: InWorker | None) -> tuple[str, str]:
-    """Call ``enforceable_json``: in this thread if it is fast, otherwise in a worker process."""
+def _converted(in_worker: InWorker | None, convert: Callable[..., T], text: str, *options: bool) -> T:
+    """Return ``convert(text, *options)``, computed in this thread if it is fast and otherwise in a worker process."""
     try:
         if in_worker is not None and len(text) > QUICK_CHARACTERS:
             raise NotQuick
-        return enforceable_json(text, loose, closed, quick=in_worker is not None)
+        return convert(text, *options, quick=in_worker is not None)
     except NotQuick:
         assert in_worker is not None
-        return in_worker(enforceable_json, text, loose, closed)
+        return in_worker(convert, text, *options)  # type: ignore[no-any-return]
 
 
-def _tags(tags: dict[str, Any] | str, most_bytes: int, in_worker: InWorker | None) -> str:
-    """Return the format of a structural tag as JSON, with every schema converted."""
-    tag_format = structural_tag.read(schema_of(tags, most_bytes, "structural_tag"))
+def enforceable_tags(tags: str, quick: bool = False) -> str:
+    """Return the format of a structural tag as JSON, with every schema converted. Raises as ``enforceable_json``."""
+    tag_format = structural_tag.read(json.loads(tags))
 
     def converted(schema: Any) -> Any:
-        return json.loads(_converted(json.dumps(schema), False, True, in_worker)[0])
+        return json.loads(enforceable_json(json.dumps(schema), False, True, quick)[0])
 
     written = structural_tag.with_schemas(tag_format, converted)
     notation = next((style for style in structural_tag.styles(tag_format) if style != "json"), None)
@@ -135,7 +140,10 @@ def load_modules() -> None:
 
 
 def enforceable_json(schema: str, loose: bool, closed: bool, quick: bool = False) -> tuple[str, str]:
-    """Return the schema that the grammar enforces, as JSON, and the dialect of ``schema``. Raises BadRequest."""
+    """Return the schema that the grammar enforces, as JSON, and the dialect of ``schema``.
+
+    Raises BadRequest, and NotQuick if ``quick`` is set and the conversion takes long.
+    """
     value = json.loads(schema)
     return json.dumps((relaxed if loose else enforceable)(value, closed=closed, quick=quick)), dialect_of(value)
 

@@ -36,6 +36,7 @@ _FIRST_CHARACTERS = {  # of a JSON value, by its type
     "number": "-0123456789",
     "integer": "-0123456789",
 }
+MAX_FOLLOWED_END = 256  # characters of an end with followed_by; each place where it overlaps itself becomes a rule
 _SELF_DELIMITING = ("object", "array", "string", "boolean", "null")
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
@@ -115,9 +116,16 @@ class Tag(Part):
 
     @model_validator(mode="after")
     def _goes_on_as_free_text(self) -> "Tag":
-        if self.followed_by and not (isinstance(self.content, AnyText) and len(self.ends) == 1):
+        if not self.followed_by:
+            return self
+        if not (isinstance(self.content, AnyText) and len(self.ends) == 1):
             raise reject(
                 f"content must be any_text with one end where followed_by is given, got the end {quoted(self.end)}"
+            )
+        if len(self.ends[0]) > MAX_FOLLOWED_END:
+            raise reject(
+                f"an end must have at most {MAX_FOLLOWED_END} characters where followed_by is given, got "
+                f"{len(self.ends[0])}; shorten it"
             )
         for word, rest in product(self.followed_by, self.overlaps):
             if word.startswith(rest) or rest.startswith(word):
@@ -186,14 +194,19 @@ def read(tag: Any) -> Format:
     known = {"type", "format"} if "format" in tag else {"type", "structures", "triggers"}
     if unknown := set(tag) - known:
         raise _error(f"{quoted(min(unknown))} is not a known key; leave it out")
-    try:
-        tag_format = _FORMATS.validate_python(tag["format"] if "format" in tag else _from_structures(tag))
-    except ValidationError as error:
-        lines = explain(error, tags=_KINDS).split("\n")
-        raise BadRequest("\n".join(f"structured_outputs.structural_tag: {line}" for line in lines)) from None
+    tag_format = parse(tag["format"] if "format" in tag else _from_structures(tag))
     _check(tag_format, ends=())
     _check_goes_on(tag_format, None)
     return tag_format
+
+
+def parse(tag_format: Any) -> Format:
+    """Parse a format whose parts need no further checks, because they were checked together before."""
+    try:
+        return _FORMATS.validate_python(tag_format)
+    except ValidationError as error:
+        lines = explain(error, tags=_KINDS).split("\n")
+        raise BadRequest("\n".join(f"structured_outputs.structural_tag: {line}" for line in lines)) from None
 
 
 def with_schemas(part: Any, change: Callable[[Any], Any]) -> Any:
@@ -280,7 +293,8 @@ def _check_triggers(part: TriggeredTags) -> None:
         if not tag.begin.startswith(part.triggers):
             raise _error(f"the begin of a tag must begin with a trigger, got {quoted(tag.begin)}")
     for trigger in part.triggers:
-        if inner := next((each for each in part.triggers if each in trigger[1:]), None):
+        rest = trigger[1:]
+        if inner := next((each for each in part.triggers if each in rest), None):
             raise _error(f"a trigger must not contain another one, got {quoted(trigger)} with {quoted(inner)} in it")
 
 
@@ -354,11 +368,13 @@ def _begins(part: Part) -> list[str] | None:
         case Tag(begin=begin, content=content):
             following = _begins(content) or ([""] if begin else None)
             return None if following is None else [begin + each for each in following]
-        case SequenceOf(elements=(OptionalTag(content=content), *others)):
-            following = _begins(SequenceOf(type="sequence", elements=tuple(others))) if others else None
-            return None if following is None else [*(_begins(content) or ()), *following]
         case SequenceOf(elements=elements):
-            return _begins(elements[0])
+            begins: list[str] = []
+            for element in elements:
+                if not isinstance(element, OptionalTag):
+                    following = _begins(element)
+                    return None if following is None else [*begins, *following]
+                begins += _begins(element.content) or ()
         case Or(elements=elements):
             return [begin for element in elements for begin in _begins(element) or ()]
     return None

@@ -5,6 +5,7 @@ token as an alternative to the name.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -158,12 +159,10 @@ class TagGrammar:
 
 def split_controls(text: str, control: Mapping[str, int]) -> list[str | int]:
     """Split ``text`` into the ids of control tokens and the texts between them. ``control``: ids by name."""
-    places = [(text.find(name), -len(name), token) for name, token in control.items() if name in text]
-    if not places:
+    if not control:
         return [text]
-    at, length, token = min(places)
-    before, after = text[:at], text[at - length :]
-    return [*([before] if before else []), token, *(split_controls(after, control) if after else [])]
+    names = "|".join(map(re.escape, sorted(control, key=len, reverse=True)))  # the longest of those at one place
+    return [control.get(part, part) for part in re.split(f"({names})", text) if part] or [text]
 
 
 def split_at_token(text: str, control: Mapping[str, int]) -> tuple[str, list[str | int]]:

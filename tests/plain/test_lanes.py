@@ -81,7 +81,7 @@ def test_a_schema_waits_for_a_process_no_longer_than_its_time_limit() -> None:
     with closing(GrammarLibrary(VOCABULARY, [STOP], processes=lanes, timeout_s=0.3)) as library:
         slow = [submit(lanes, Client(name), time.sleep, 3.0) for name in "ab"]
         assert eventually(lambda: running(lanes._quick) == 2)
-        with pytest.raises(QueueFull, match="reading the schema had to wait too long for other requests; try later"):
+        with pytest.raises(QueueFull, match="reading it had to wait too long for other requests; try later"):
             library.read(LONG, Client("c"))
         assert any(task.result(PATIENCE_S) is None for task in slow)
 

@@ -21,7 +21,9 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.finite import few_texts
-from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
+from tandemrt.runtime.grammars.regex.letter_case import cased_letters
+from tandemrt.runtime.grammars.regex.parser import MAX_CASED_LETTERS
+from tandemrt.runtime.grammars.regex.syntax import Characters, UnsupportedPattern
 from tandemrt.runtime.grammars.sources import read
 from tests.plain.constraints import STOP, VOCABULARY, byte_tokens, compiled, compiled_by
 from tests.plain.drawing import accepts, grammar_of, write
@@ -409,3 +411,12 @@ def test_a_pattern_with_a_long_limit_matches_the_same_strings_as_python(whole, l
             valid = limits.get("minLength", 0) <= len(longer) <= limits["maxLength"] and re.search(whole, longer)
             assert accepts(grammars[0], f'"{longer}"') == bool(valid)
             assert accepts(grammars[1], f'<"{longer}">') == bool(valid)
+
+
+def test_letters_of_either_case_are_bounded_over_all_sets_of_a_pattern():
+    letters = cased_letters(Characters(((0x100, 0x500),)))
+    most = MAX_CASED_LETTERS // letters
+    assert patterns.fullmatch_expression("(?i)" + "[\u0100-\u0500]" * most)
+    with pytest.raises(UnsupportedPattern, match=r"\(\?i\) with more than 100000 letters in sets"):
+        patterns.fullmatch_expression("(?i)" + "[\u0100-\u0500]" * (most + 1))
+    assert patterns.fullmatch_expression("[\u0100-\u0500]" * (most + 1)), "none of them is case-insensitive"

@@ -4,6 +4,8 @@ import itertools
 import json
 import random
 import re
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +19,9 @@ from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.grammar import Grammar
-from tandemrt.runtime.grammars.sources import read
+from tandemrt.runtime.grammars.sources import QUICK_CHARACTERS, enforceable_tags, read
+from tandemrt.runtime.grammars.structural_tag import MAX_FOLLOWED_END, parse
+from tandemrt.runtime.grammars.tag_grammar import TagGrammar, split_controls
 from tests.plain.constraints import CALL, STOP, VOCABULARY, WORDS, byte_tokens, tokens_in
 
 TOOL = "<tool>"  # the text of the control token CALL
@@ -337,3 +341,59 @@ def test_tags_that_cannot_be_enforced_exactly_are_rejected(form: dict[str, Any],
 def test_invalid_structural_tags_are_rejected(tag: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         read(StructuredOutputs(structural_tag=tag))
+
+
+ONE_OPTIONAL = {"type": "optional", "content": tag("<a>", WORD)}
+MANY_OPTIONAL = {"type": "sequence", "elements": [*[ONE_OPTIONAL] * 1500, FIXED]}
+LARGE = {
+    "an end that overlaps itself": tag("b", {"type": "any_text"}, "e" * 16_000),
+    "parts that may be left out": {"type": "sequence", "elements": [FIXED, MANY_OPTIONAL]},
+    "control tokens": tag(TOOL * 2500, FIXED),
+    "triggers": triggered(tag("00001x", FIXED), triggers=tuple(f"{number:05}" for number in range(1500))),
+}
+
+
+@pytest.mark.parametrize("form", LARGE.values(), ids=LARGE)
+def test_a_large_tag_is_read_with_little_memory(form: dict[str, Any]) -> None:
+    read(StructuredOutputs(structural_tag={"format": FIXED}))
+    tracemalloc.start()
+    try:
+        source, _ = read(StructuredOutputs(structural_tag={"format": form}))
+        TagGrammar(TAGGED.control, json.dumps).write(parse(json.loads(source.text)))
+        assert tracemalloc.get_traced_memory()[1] < 20 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("length", "valid"), [(MAX_FOLLOWED_END, True), (MAX_FOLLOWED_END + 1, False)])
+def test_the_length_of_an_end_is_bounded_where_the_text_may_go_on(length: int, valid: bool) -> None:
+    followed = tag("b", {"type": "any_text"}, "e" * length) | {"followed_by": ["xy"]}
+    tags = StructuredOutputs(structural_tag={"format": {"type": "sequence", "elements": [followed, FIXED]}})
+    if valid:
+        read(tags)
+        return
+    with pytest.raises(
+        BadRequest, match=r"an end must have at most 256 characters where followed_by is given, got 257"
+    ):
+        read(tags)
+
+
+@pytest.mark.parametrize("size", [10, QUICK_CHARACTERS])
+def test_only_a_long_tag_is_read_in_a_worker_process(size: int) -> None:
+    calls: list[Any] = []
+
+    def in_worker(function: Callable[..., Any], *arguments: Any) -> Any:
+        calls.append(function)
+        return function(*arguments)
+
+    tags = StructuredOutputs(structural_tag={"format": {"type": "const_string", "value": "x" * size}})
+    assert read(tags, in_worker) == read(tags)
+    assert calls == ([] if size == 10 else [enforceable_tags])
+
+
+@pytest.mark.parametrize("text", ["", "a", TOOL, f"a{TOOL}b", TOOL * 2, f"{TOOL}a{TOOL}"])
+def test_control_tokens_split_a_text(text: str) -> None:
+    longer = f"{TOOL}a"
+    parts = split_controls(text, {TOOL: 1, longer: 2})
+    assert "".join({1: TOOL, 2: longer}.get(part, part) for part in parts) == text
+    assert parts.count(2) == text.count(longer)

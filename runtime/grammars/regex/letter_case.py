@@ -23,6 +23,12 @@ def without_case(characters: Characters) -> Characters:
     return Characters(tuple(merged([*characters.ranges, *added])), characters.properties, characters.negated)
 
 
+def cased_letters(characters: Characters) -> int:
+    """Return how many characters in the ranges of a set have another case: the work of ``without_case``."""
+    letters, _ = _cased()
+    return sum(bisect_right(letters, high) - bisect_left(letters, low) for low, high in characters.ranges)
+
+
 @cache
 def _cased() -> tuple[list[int], list[list[int]]]:
     """Return all characters that have another case, in order, and the others of each."""

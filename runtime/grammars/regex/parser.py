@@ -1,8 +1,9 @@
 """A parser of ECMA-262 regular expressions, and of the flags ``(?i)`` and ``(?s)`` that other languages write."""
 
 import re
+from functools import cache
 
-from tandemrt.runtime.grammars.regex.letter_case import without_case
+from tandemrt.runtime.grammars.regex.letter_case import cased_letters, without_case
 from tandemrt.runtime.grammars.regex.syntax import (
     BOUNDS,
     LAST,
@@ -19,6 +20,7 @@ from tandemrt.runtime.grammars.regex.syntax import (
 )
 
 MAX_GROUP_DEPTH = 64
+MAX_CASED_LETTERS = 100_000  # in all sets of a pattern that ignores case; they take about 0.1 s
 _DIGITS = [(48, 57)]
 _WORD = [(48, 57), (65, 90), (95, 95), (97, 122)]
 _SPACE = [(9, 13), (32, 32), (160, 160), (0x1680, 0x1680), (0x2000, 0x200A), (0x2028, 0x2029)]
@@ -59,6 +61,7 @@ class _Reader:
         self._text = pattern
         self._at = 0
         self._depth = 0
+        self._cased_letters = 0
         self._ignore_case = self._dot_all = False
 
     def read(self) -> Group:
@@ -133,23 +136,21 @@ class _Reader:
 
     def _word_boundary(self) -> Group | None:
         """Read what follows a backslash as ``\\b`` or ``\\B``: a letter of words on one side, or on both or none."""
-        for letter, both in (("b", False), ("B", True)):
-            if self._takes(letter):
-                word = Group(((Item(Characters(tuple(_WORD))),),))
-                before, no_before, after, no_after = (
-                    Item(Look(word, ahead, negated)) for ahead in (False, True) for negated in (False, True)
-                )
-                if both:
-                    return Group(((before, after), (no_before, no_after)))
-                return Group(((before, no_after), (no_before, after)))
-        return None
+        if self._takes("b"):
+            return _boundary(False)
+        return _boundary(True) if self._takes("B") else None
 
     def _set_flags(self, letters: str, value: bool) -> None:
         self._ignore_case = value if "i" in letters else self._ignore_case
         self._dot_all = value if "s" in letters else self._dot_all
 
     def _cased(self, characters: Characters) -> Characters:
-        return without_case(characters) if self._ignore_case else characters
+        if not self._ignore_case:
+            return characters
+        self._cased_letters += cased_letters(characters)
+        if self._cased_letters > MAX_CASED_LETTERS:
+            raise UnsupportedPattern(f"(?i) with more than {MAX_CASED_LETTERS} letters in sets")
+        return without_case(characters)
 
     def _group(self) -> Group:
         if match := _GROUP.match(self._text, self._at):
@@ -248,3 +249,15 @@ class _Reader:
 
 def _only(code: int) -> Characters:
     return Characters(((code, code),))
+
+
+@cache
+def _boundary(inside: bool) -> Group:
+    """``\\b``: a letter of words on one side; or with ``inside`` ``\\B``: on both sides or on none."""
+    word = Group(((Item(Characters(tuple(_WORD))),),))
+    before, no_before, after, no_after = (
+        Item(Look(word, ahead, negated)) for ahead in (False, True) for negated in (False, True)
+    )
+    if inside:
+        return Group(((before, after), (no_before, no_after)))
+    return Group(((before, no_after), (no_before, after)))
