@@ -75,16 +75,31 @@ def _grammars() -> dict[str, Make]:
         "brackets 5,000 deep": "(" * 5000 + "a" + ")" * 5000,
         "the n-th letter from the end": "(a|b)*a(a|b){40}",
         "20,000 words": "|".join(f"word{i}" for i in range(20_000)),
+        "2,300 sets of either case": "(?i)" + "[\u0100-\uffff]" * 2300,
     }
     choices = {
         "20,000": [f"choice {i}" for i in range(20_000)],
         "650 that begin alike": ["a" * i + "b" for i in range(650)],
         "3 of 80 kB": ["x" * 80_000 + str(i) for i in range(3)],
     }
+    optional = {"type": "optional", "content": _tag("<a>", "</a>")}
+    tags = {
+        "an end of 100,000 equal letters": _tag("<", "e" * 100_000),
+        "20,000 triggers": {
+            "type": "triggered_tags",
+            "triggers": [f"{i:05}" for i in range(20_000)],
+            "tags": [_tag("00001<", ">")],
+        },
+        "1,500 parts that may be left out": {
+            "type": "sequence",
+            "elements": [_text("a"), {"type": "sequence", "elements": [*[optional] * 1500, _text("b")]}],
+        },
+    }
     return (
         {f"EBNF: {name}": _structured(grammar=text) for name, text in ebnf.items()}
         | {f"regex: {name}": _structured(regex=text) for name, text in regexes.items()}
         | {f"choice: {name}": _structured(choice=listed) for name, listed in choices.items()}
+        | {f"tag: {name}": _structured(structural_tag={"format": tag}) for name, tag in tags.items()}
     )
 
 
@@ -137,6 +152,14 @@ def _chat(contents: list[str]) -> Fields:
 def _structured(**structured: Any) -> Make:
     sampling = {"max_tokens": 200, "thinking_token_budget": 0, "temperature": 1.0, "seed": 1}
     return lambda: {**sampling, "prompt": "x", "structured_outputs": structured}
+
+
+def _text(value: str) -> dict[str, Any]:
+    return {"type": "const_string", "value": value}
+
+
+def _tag(begin: str, end: str) -> dict[str, Any]:
+    return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": end}
 
 
 def _object(properties: int) -> dict[str, Any]:
