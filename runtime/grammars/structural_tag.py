@@ -37,6 +37,8 @@ _FIRST_CHARACTERS = {  # of a JSON value, by its type
     "integer": "-0123456789",
 }
 MAX_FOLLOWED_END = 256  # characters of an end with followed_by; each place where it overlaps itself becomes a rule
+MAX_TRIGGERS = 256  # each excludes the others, so compiling takes time with their square
+MAX_PARTS = 1024  # of one sequence
 _SELF_DELIMITING = ("object", "array", "string", "boolean", "null")
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
@@ -82,7 +84,7 @@ class AnyText(Part):
 
 class SequenceOf(Part):
     type: Literal["sequence"]
-    elements: Annotated[tuple["Format", ...], Field(min_length=1)]
+    elements: Annotated[tuple["Format", ...], Field(min_length=1, max_length=MAX_PARTS)]
 
 
 class Or(Part):
@@ -151,7 +153,7 @@ class TriggeredTags(Part):
     """Free text; after one of ``triggers``, one of the ``tags`` that begin with it must follow."""
 
     type: Literal["triggered_tags"]
-    triggers: Annotated[tuple[Text, ...], Field(min_length=1)]
+    triggers: Annotated[tuple[Text, ...], Field(min_length=1, max_length=MAX_TRIGGERS)]
     tags: Annotated[tuple[Tag, ...], Field(min_length=1)]
     at_least_one: StrictBool = False
     stop_after_first: StrictBool = False

@@ -20,7 +20,7 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.sources import QUICK_CHARACTERS, enforceable_tags, read
-from tandemrt.runtime.grammars.structural_tag import MAX_FOLLOWED_END, parse
+from tandemrt.runtime.grammars.structural_tag import MAX_FOLLOWED_END, MAX_PARTS, MAX_TRIGGERS, parse
 from tandemrt.runtime.grammars.tag_grammar import TagGrammar, split_controls
 from tests.plain.constraints import CALL, STOP, VOCABULARY, WORDS, byte_tokens, tokens_in
 
@@ -344,12 +344,12 @@ def test_invalid_structural_tags_are_rejected(tag: Any, message: str) -> None:
 
 
 ONE_OPTIONAL = {"type": "optional", "content": tag("<a>", WORD)}
-MANY_OPTIONAL = {"type": "sequence", "elements": [*[ONE_OPTIONAL] * 1500, FIXED]}
+MANY_OPTIONAL = {"type": "sequence", "elements": [*[ONE_OPTIONAL] * (MAX_PARTS - 1), FIXED]}
 LARGE = {
     "an end that overlaps itself": tag("b", {"type": "any_text"}, "e" * 16_000),
     "parts that may be left out": {"type": "sequence", "elements": [FIXED, MANY_OPTIONAL]},
     "control tokens": tag(TOOL * 2500, FIXED),
-    "triggers": triggered(tag("00001x", FIXED), triggers=tuple(f"{number:05}" for number in range(1500))),
+    "triggers": triggered(tag("00001x", FIXED), triggers=tuple(f"{number:05}" for number in range(MAX_TRIGGERS))),
 }
 
 
@@ -363,6 +363,18 @@ def test_a_large_tag_is_read_with_little_memory(form: dict[str, Any]) -> None:
         assert tracemalloc.get_traced_memory()[1] < 20 << 20
     finally:
         tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("form", "rule"),
+    [
+        (triggered(tag("0x", FIXED), triggers=("0",) * (MAX_TRIGGERS + 1)), "triggers: must have at most 256 items"),
+        ({"type": "sequence", "elements": [FIXED] * (MAX_PARTS + 1)}, "elements: must have at most 1024 items"),
+    ],
+)
+def test_the_parts_of_a_tag_are_bounded(form: dict[str, Any], rule: str) -> None:
+    with pytest.raises(BadRequest, match=rule):
+        read(StructuredOutputs(structural_tag={"format": form}))
 
 
 @pytest.mark.parametrize(("length", "valid"), [(MAX_FOLLOWED_END, True), (MAX_FOLLOWED_END + 1, False)])
