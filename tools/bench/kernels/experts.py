@@ -16,6 +16,7 @@ from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.kernels.experts import ExpertsCall
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
 from tandemrt.plugins.operators.constants import SILU_EXPERTS
+from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.replay import bandwidth, best_us, run_all
@@ -111,8 +112,9 @@ def _low_bit_call(
     tensors = {"x": x, "router_logits": logits, "mixed": torch.empty_like(x)}
     bits = 8 if numbers.endswith("8") else 4
     for name, outputs, inner in (("gate_up", 2 * experts * width, hidden), ("down", experts * hidden, width)):
-        tensors[name] = torch.randint(0, 120, (outputs, inner * bits // 8), dtype=torch.uint8, device="cuda")
-        groups = inner // group if numbers == "float8" else -(-inner // group // 4) * 4
+        padded = padded_inner(inner)
+        tensors[name] = torch.randint(0, 120, (outputs, padded * bits // 8), dtype=torch.uint8, device="cuda")
+        groups = padded // group if numbers == "float8" else scales_of_output(inner, group)
         scales = torch.rand(outputs, groups, device="cuda") / 1000
         if numbers == "float4":
             tensors[f"{name}_scales"] = (scales * 1e5).to(torch.uint8)
