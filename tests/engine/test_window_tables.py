@@ -36,7 +36,7 @@ def test_a_round_uses_the_draft_window_of_its_number_of_requests(tiny_bundle: Pa
         score = llm.loop.target.score
 
         def record_round(round_: Round) -> None:
-            seen.add((len([running for running in llm.loop.slots if not running.prefilling]), round_.window))
+            seen.add((len(round_.rows), round_.window))
             score(round_)
 
         llm.loop.target.score = record_round  # type: ignore[method-assign]
