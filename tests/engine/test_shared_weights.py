@@ -2,6 +2,7 @@
 
 import json
 import mmap
+import shutil
 import sys
 from pathlib import Path
 
@@ -103,9 +104,10 @@ def test_an_uncut_graph_shares_what_kernels_read_where_it_is_mapped(tmp_path: Pa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_file_of_tiles_is_mapped_once_and_whole(tiny_bundle: Path) -> None:
-    file = tiny_bundle / "target" / "tiles.safetensors"
-    with LLM(tiny_bundle, device="cpu", threads=1):
+def test_a_file_of_tiles_is_mapped_once_and_whole(tiny_bundle: Path, tmp_path: Path) -> None:
+    bundle = shutil.copytree(tiny_bundle, tmp_path / "bundle")  # another test may have the bundle open
+    file = bundle / "target" / "tiles.safetensors"
+    with LLM(bundle, device="cpu", threads=1):
         lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
         mapped = [tuple(int(at, 16) for at in line[0].split("-")) for line in lines if line[-1] == str(file)]
     assert [-(-(end - begin) // mmap.PAGESIZE) for begin, end in mapped] == [-(-file.stat().st_size // mmap.PAGESIZE)]
