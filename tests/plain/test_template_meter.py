@@ -77,6 +77,8 @@ def test_operations_with_unbounded_output_run_in_a_worker_process(source: str) -
     "source",
     [
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f() %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endmacro %}"
+        "{{ f() }}",
         "{% for i in range(99999) %}{% for j in range(99999) if false %}{% endfor %}{% endfor %}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
         DOUBLING.format("{% set ns.x = ns.x + ns.x %}"),
