@@ -26,7 +26,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def test_only_missing_packages_of_an_extra_are_named(installed: dict[str, str]) -> None:
-    installed |= {"fastapi": "1", "markdown-it-py": "4", "python-multipart": "0", "uvicorn": "1"}
+    installed |= {"fastapi": "1", "markdown-it-py": "4", "python-multipart": "1", "uvicorn": "1"}
     assert doctor.missing("serve") == [f"serve needs prometheus-client: {pip_install('serve')}"]
     installed["prometheus-client"] = "1"
     assert doctor.missing("serve") == []
