@@ -16,10 +16,10 @@ from tandemrt.engines.bundle.manifest import FILE_NAME
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.command_options import takes_options
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
+from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli.arguments import Draft, Dtype, MaxModelLen
-from tandemrt.runtime.cli.ray_cluster import connected, resolved
+from tandemrt.runtime.cli.ray_cluster import ONE_REPLICA, Replicas, connected, require_one_replica, resolved
 from tandemrt.runtime.cli.run import INTERRUPTED
 
 if TYPE_CHECKING:
@@ -62,14 +62,7 @@ def batch(
     ray: Annotated[
         bool, typer.Option("--ray", help="Answer with replicas of a Ray cluster: this machine's, or one that starts.")
     ] = False,
-    replicas: Annotated[
-        str,
-        typer.Option(
-            help="With --ray: number of replicas, or a range that follows the load, such as 1:8. On a CPU each takes "
-            "--threads cores (default: 1).",
-            metavar="NUMBER|RANGE",
-        ),
-    ] = "1",
+    replicas: Replicas = ONE_REPLICA,
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
     draft: Draft = None,
@@ -83,8 +76,8 @@ def batch(
         from tandemrt.runtime.servers.openai.server import bundles_by_name
     except ModuleNotFoundError as error:
         raise BackendUnavailable(f"batch: needs {error.name}; {pip_install('serve')}") from error
-    if replicas != "1" and not ray:
-        raise BadRequest(f"--replicas: needs --ray, received {quoted(replicas)} without it; add --ray")
+    if not ray:
+        require_one_replica(replicas)
     folders = bundles_by_name([model], BuildOptions(max_model_len, dtype, draft))
     [(name, bundle)] = folders.items()
     options.require_fit(Bundle.read(bundle).limits)

@@ -4,9 +4,21 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
-from tandemrt.engines.validation.errors import BackendUnavailable, clipped
+import typer
 
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, clipped, quoted
+
+ONE_REPLICA = "1"
+Replicas = Annotated[
+    str,
+    typer.Option(
+        help="With --ray: number of replicas, or a range that follows the load, such as 1:8. On a CPU each takes "
+        "--threads cores (default: 1).",
+        metavar="NUMBER|RANGE",
+    ),
+]
 OBJECT_STORE = 256 << 20  # bytes, of a cluster that a command starts: it holds requests and answers on their way
 
 
@@ -37,3 +49,9 @@ def connected() -> Iterator[None]:
 def resolved(folders: Mapping[str, Path]) -> dict[str, Path]:
     """The working folder of a replica is another."""
     return {name: folder.resolve() for name, folder in folders.items()}
+
+
+def require_one_replica(replicas: str) -> None:
+    """Raise BadRequest if a command without --ray got another number of ``replicas``."""
+    if replicas != ONE_REPLICA:
+        raise BadRequest(f"--replicas: needs --ray, received {quoted(replicas)} without it; add --ray")

@@ -17,9 +17,10 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.command_options import LIMITS, SERVER, takes_options
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, TandemError, quoted
+from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, TandemError
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli.arguments import Draft, Dtype, MaxModelLen, Trace
+from tandemrt.runtime.cli.ray_cluster import ONE_REPLICA, Replicas, require_one_replica
 from tandemrt.runtime.cli.serve_ray import KEY_VARIABLE, serve_with_ray
 
 
@@ -162,14 +163,7 @@ def serve(
     ray: Annotated[
         bool, typer.Option("--ray", help="Serve with replicas of Ray Serve, on this machine or its cluster.")
     ] = False,
-    replicas: Annotated[
-        str,
-        typer.Option(
-            help="With --ray: number of replicas, or a range that follows the load, such as 1:8. On a CPU each takes "
-            "--threads cores (default: 1).",
-            metavar="NUMBER|RANGE",
-        ),
-    ] = "1",
+    replicas: Replicas = ONE_REPLICA,
     trace: Trace = None,
     max_model_len: MaxModelLen = None,
     dtype: Dtype = None,
@@ -221,8 +215,7 @@ def serve(
             raise BadRequest("--trace: follows one engine, received it with --ray; leave one of them out")
         serve_with_ray(models, build, options, config, replicas, log_level)
         return
-    if replicas != "1":
-        raise BadRequest(f"--replicas: needs --ray, received {quoted(replicas)} without it; add --ray")
+    require_one_replica(replicas)
     if otlp_traces_endpoint is not None:
         exports_traces(otlp_traces_endpoint)  # a missing package is an error before models are opened
     with ExitStack() as stack:
