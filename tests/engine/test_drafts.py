@@ -46,6 +46,7 @@ class Built:
     """The bundles of one kind of draft, built and opened when a test asks for them."""
 
     def __init__(self, name: str, folder: Path, target: Path, opened: ExitStack) -> None:
+        folder.mkdir()
         self.name, self.kind = name, KINDS[name]
         self._folder, self._opened = folder, opened
         self._target = folder / "draft" if self.kind.with_target else target
@@ -116,17 +117,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def all_built(folder: Path) -> Iterator[dict[str, Built]]:
     with ExitStack() as opened:
-        yield {name: Built(name, _made(folder / name), folder / "target", opened) for name in KINDS}
+        yield {name: Built(name, folder / name, folder / "target", opened) for name in KINDS}
 
 
 @pytest.fixture(params=KINDS)
 def built(all_built: dict[str, Built], request: pytest.FixtureRequest) -> Built:
     return all_built[request.param]
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 class Watched:

@@ -40,11 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def all_built(folder: Path) -> Iterator[dict[str, Built]]:
     with ExitStack() as opened:
-        kinds = {}
-        for name in KINDS:
-            (folder / name).mkdir()
-            kinds[name] = Built(name, folder / name, folder / "target", opened)
-        yield kinds
+        yield {name: Built(name, folder / name, folder / "target", opened) for name in KINDS}
 
 
 @pytest.fixture(params=KINDS)
