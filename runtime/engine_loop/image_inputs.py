@@ -87,7 +87,7 @@ class ImageInputs:
         """The bindings of a prefill call over ``chunks`` of equal length, over a linear cache."""
         positions, rows, states = self._of_tokens(chunks)
         of_slots = (len(chunks), chunks[0].tokens)
-        no_states = self._states[:1].cpu().numpy()
+        no_states = np.zeros((1, self._states.shape[1]), np.float32)
         return {
             "positions": self._uploaded(positions.reshape(3, *of_slots)),
             "image_rows": self._uploaded(rows.reshape(of_slots)),

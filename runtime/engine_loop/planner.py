@@ -65,8 +65,10 @@ class RoundPlanner:
         ``last``: the round in flight. Requests that it completes take part in no further round.
         """
         self._target.state.flush_params()
-        requests = [each for each in slots if last is None or not last.round.completes(each)]
-        missing = [Chunk(each.slot, each.prefilled, each.prefill_end) for each in requests if each.prefilling]
+        requests = [request for request in slots if last is None or not last.round.completes(request)]
+        missing = [
+            Chunk(request.slot, request.prefilled, request.prefill_end) for request in requests if request.prefilling
+        ]
         if not missing:
             self._place()
             return plan_round(requests, draft_windows, slots.count)
@@ -79,7 +81,7 @@ class RoundPlanner:
             chunks = plan(missing, budget, at_block_ends=slots.reuses_whole_chunks)
             round_ = plan_round(requests, draft_windows, slots.count, chunks)
         round_ = replace(round_, prompts=layout.prompts_of(round_.window_tokens, chunks))
-        running = {each.slot: each for each in requests}
+        running = {request.slot: request for request in requests}
         if self._drafter.reads_prompts_late:
             ended = (chunk.slot for chunk in chunks if chunk.end == running[chunk.slot].prefill_end)
             round_ = replace(round_, undrafted=frozenset(ended))

@@ -296,7 +296,7 @@ def _check_triggers(part: TriggeredTags) -> None:
             raise _error(f"the begin of a tag must begin with a trigger, got {quoted(tag.begin)}")
     for trigger in part.triggers:
         rest = trigger[1:]
-        if inner := next((each for each in part.triggers if each in rest), None):
+        if inner := next((other for other in part.triggers if other in rest), None):
             raise _error(f"a trigger must not contain another one, got {quoted(trigger)} with {quoted(inner)} in it")
 
 
