@@ -40,7 +40,7 @@ DEMO ?= demo
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
-.PHONY: help demo real serve test test-python test-others test-hybrids test-real test-vocabularies test-tensorrt test-serve test-clients test-ray test-demo-servers test-gpu gpu test-fast check format bench docs clean
+.PHONY: help demo real serve test test-python test-others test-hybrids test-images test-real test-vocabularies test-tensorrt test-serve test-clients test-ray test-demo-servers test-gpu gpu test-fast check format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s  %s\n", $$1, $$2 }' Makefile
@@ -79,6 +79,9 @@ test-others:
 
 test-hybrids: $(VENV)/.dev ## send 500 random requests to hybrid models with drafts of every kind, and compare bits
 	HYBRID_REQUESTS=500 $(BIN)/python -m pytest tests/engine/test_hybrid_traffic.py tests/engine/test_hybrid_weights.py
+
+test-images: $(VENV)/.dev ## send 300 random requests with images, schemas and budgets, with drafts and without, and compare bits
+	IMAGE_REQUESTS=300 $(BIN)/python -m pytest tests/engine/test_images.py -k speculation
 
 test-real: $(VENV)/.dev $(VENV)/.real ## test a trained model against transformers
 	$(BIN)/python -m pytest tests/real

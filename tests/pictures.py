@@ -9,6 +9,14 @@ from PIL import Image
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
 from tandemrt.runtime.llm.llm import LLM
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORMATS = (
+    StructuredOutputs(json=SCHEMA),
+    StructuredOutputs(json={"type": "array", "items": {"enum": ["an", "and"]}, "maxItems": 3}),
+    StructuredOutputs(regex="(the|an)( end){1,3}"),
+    StructuredOutputs(choice=["the end", "the and"]),
+)
+
 
 def picture(seed: int, width: int = 48, height: int = 32) -> Image.Image:
     colours = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), dtype=np.uint8)
@@ -29,23 +37,29 @@ def drawn_request(draw: random.Random) -> tuple[list[dict[str, Any]], SamplingPa
             "the and " * draw.randint(0, 9),
             picture(draw.randint(0, 4), draw.randint(8, 90), draw.randint(8, 60)),
         ]
-    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     params = SamplingParams(
         temperature=draw.choice((0.0, 0.8)),
         seed=draw.randint(0, 99),
         max_tokens=draw.randint(1, 24),
-        thinking_token_budget=draw.choice((None, 3)),
-        structured_outputs=StructuredOutputs(json=schema) if draw.random() < 0.5 else None,
+        num_draft_tokens=draw.randint(1, 4),
+        thinking_token_budget=draw.choice((None, 0, 3)),
+        structured_outputs=draw.choice((None, None, *FORMATS)),
+        presence_penalty=draw.choice((0.0, 0.0, 0.7)),
         n=draw.choice((1, 1, 2)),
+        logprobs=draw.choice((None, 1)),
     )
     return asked(*parts, "end"), params
 
 
 def require_same_texts_without_drafts(llm: LLM, count: int) -> None:
+    """Send random requests together and then alone without drafts; texts and logprobs are equal, bit for bit."""
     draw = random.Random(3)
     requests = [drawn_request(draw) for _ in range(count)]
     together = llm.generate([messages for messages, _ in requests], [params for _, params in requests])
     assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
     for (messages, params), result in zip(requests, together, strict=True):
         alone = llm.chat(messages, params.model_copy(update={"num_draft_tokens": 0}))
-        assert [output.token_ids for output in alone.outputs] == [output.token_ids for output in result.outputs]
+        for output, expected in zip(result.outputs, alone.outputs, strict=True):
+            assert output.token_ids == expected.token_ids
+            assert output.finish_reason == expected.finish_reason
+            assert output.logprobs == expected.logprobs

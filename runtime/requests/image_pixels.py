@@ -5,6 +5,8 @@ from base64 import b64encode
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, clipped
 from tandemrt.engines.validation.extras import pip_install
 
@@ -49,10 +51,16 @@ def pixels_in_worker(
 def pixels(image: "Image", factor: int, min_pixels: int, max_pixels: int) -> "Image":
     """Return ``image`` upright in RGB on white, resized. Raises BadRequest if it cannot be decoded."""
     from PIL import ImageOps
-    from PIL.Image import Resampling, alpha_composite, new
+    from PIL.Image import Resampling, alpha_composite, fromarray, new
 
+    if image.mode in ("F", "I"):
+        raise BadRequest(
+            f"image: must have 8 or 16 bits per colour, received mode {image.mode!r}; convert it, white is 255"
+        )
     try:
         upright = ImageOps.exif_transpose(image)
+        if upright.mode.startswith("I;16"):  # Pillow would clip it, so that most greys become white
+            upright = fromarray((np.asarray(upright) >> 8).astype(np.uint8))
         if upright.has_transparency_data:
             upright = upright.convert("RGBA")
             upright = alpha_composite(new("RGBA", upright.size, "white"), upright)

@@ -1,0 +1,102 @@
+"""Images become the numbers that transformers' image processor makes of them."""
+
+import random
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+from PIL import ImageOps
+from transformers.image_utils import load_image
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from tandemrt.engines.contract.vision import VisionEntry
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.requests.images import ImageReader
+from tandemrt.runtime.requests.vision import tower_inputs
+
+ENTRY = VisionEntry(
+    image_token=1,
+    patch_size=16,
+    merge_size=2,
+    grid_side=48,
+    min_pixels=32 * 32 * 4,
+    max_pixels=1 << 18,
+    mean=(0.48145466, 0.4578275, 0.40821073),
+    std=(0.26862954, 0.26130258, 0.27577711),
+)
+PROCESSOR = Qwen2VLImageProcessorPil(
+    size={"shortest_edge": ENTRY.min_pixels, "longest_edge": ENTRY.max_pixels},
+    patch_size=ENTRY.patch_size,
+    merge_size=ENTRY.merge_size,
+    temporal_patch_size=2,
+    image_mean=list(ENTRY.mean),
+    image_std=list(ENTRY.std),
+)
+READER = ImageReader(ENTRY, RuntimeOptions())
+FORMAT_BY_MODE = {
+    "RGB": "PNG",
+    "L": "PNG",
+    "1": "PNG",
+    "P": "GIF",
+    "CMYK": "JPEG",
+    "YCbCr": "JPEG",
+    "I;16": "PNG",
+    "RGBA": "PNG",
+    "LA": "PNG",
+    "PA": "PNG",
+    "RGBX": "WEBP",
+}
+SIZES = ((1, 1), (1, 150), (199, 1), (31, 33), (2, 300), (4000, 3000))  # of the first images
+
+
+def image_file(seed: int) -> bytes:
+    draw = random.Random(seed)
+    size = SIZES[seed] if seed < len(SIZES) else (draw.randint(1, 400), draw.randint(20, 400))
+    mode = list(FORMAT_BY_MODE)[seed % len(FORMAT_BY_MODE)]
+    colours = np.random.default_rng(seed).integers(0, 256, (9, 7, 4), dtype=np.uint8)
+    image = Pillow.fromarray(colours).resize(size)
+    if mode == "I;16":
+        image = Pillow.fromarray(np.asarray(image.convert("L"), np.uint16) * 257)
+    elif mode == "PA":
+        image = image.convert("RGB").quantize(16)
+        image.info["transparency"] = 3
+    else:
+        image = image.convert(mode)
+    exif = Pillow.Exif()
+    exif[0x0112] = seed % 9  # orientation; 0 is no valid one
+    file = BytesIO()
+    image.save(file, FORMAT_BY_MODE[mode], exif=exif)
+    return file.getvalue()
+
+
+def as_transformers_reads(data: bytes) -> np.ndarray:
+    """Float [patches, colours]: where it differs from transformers on purpose, the image is changed before."""
+    image = Pillow.open(BytesIO(data))
+    if image.mode == "I;16":  # transformers clips 16 bits to 8, so that most greys become white
+        image = ImageOps.exif_transpose(image)
+        image = Pillow.fromarray((np.asarray(image) // 257).astype(np.uint8))
+    if image.has_transparency_data:  # transformers shows the colours of transparent pixels
+        image = ImageOps.exif_transpose(image).convert("RGBA")
+        image = Pillow.alpha_composite(Pillow.new("RGBA", image.size, "white"), image)
+    pixels = PROCESSOR(images=[load_image(image)], return_tensors="np")["pixel_values"]
+    first, second = np.moveaxis(pixels.reshape(len(pixels), 3, 2, -1), 2, 0)
+    assert np.array_equal(first, second)  # the two frames of a still image
+    return first.reshape(len(pixels), -1)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_pixels_equal_those_of_transformers(seed: int) -> None:
+    data = image_file(seed)
+    image = READER.read(data, lambda _, function, *arguments: function(*arguments))
+    expected = as_transformers_reads(data)
+    pixels = tower_inputs(image)["pixels"]
+    assert pixels.shape == expected.shape
+    np.testing.assert_allclose(pixels, expected, atol=1e-6)  # one of 255 steps of a colour is 0.014
+
+
+@pytest.mark.parametrize("mode", ["F", "I"])
+def test_an_image_whose_white_is_unknown_is_refused(mode: str) -> None:
+    with pytest.raises(BadRequest, match=f"must have 8 or 16 bits per colour, received mode '{mode}'"):
+        READER.read(Pillow.new(mode, (40, 40)), lambda *_: None)
