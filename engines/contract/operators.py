@@ -80,7 +80,7 @@ _OF_EXPERTS = (
     Binding("expert_factors", T, ("experts",)),
 )
 _OF_EXPERTS_OPTIONAL = tuple(binding.name for binding in _OF_EXPERTS)
-_ROUTING: Mapping[str, Literal["int", "float"]] = {"per_token": "int", "normalized": "int"}
+_ROUTING: Mapping[str, Literal["int", "float"]] = dict.fromkeys(("per_token", "normalized", "shared_columns"), "int")
 # (up + offset) * gate * sigmoid(alpha * gate + cubic * gate ** 3), after the bound ``limit``; 0: no bound.
 _ACTIVATION: Mapping[str, Literal["int", "float"]] = {
     "interleaved": "int",
@@ -168,7 +168,7 @@ def _low_bit_experts(numbers: str, scales: str, *more: Binding, optional: tuple[
         f"{numbers}_experts",
         inputs=(
             Binding("x", T, ("tokens", "hidden")),
-            Binding("router_logits", T, ("tokens", "experts")),
+            Binding("router_logits", T, ("tokens", "router_columns")),
             *weights,
             *_OF_EXPERTS,
         ),
@@ -361,7 +361,7 @@ SCHEMAS = {
             "experts",
             inputs=(
                 Binding("x", T, ("tokens", "hidden")),
-                Binding("router_logits", T, ("tokens", "experts")),
+                Binding("router_logits", T, ("tokens", "router_columns")),
                 Binding("gate_up", T, ("gate_up_rows", "hidden")),
                 Binding("down", T, ("down_rows", "width")),
                 *_OF_EXPERTS,

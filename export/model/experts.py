@@ -12,11 +12,13 @@ from tandemrt.engines.contract.dtypes import COMPUTE
 from tandemrt.export.graph.builder import GraphBuilder, dims_of, without_trailing_none
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import activate, clamped_swiglu
-from tandemrt.export.model.linear import Linear
+from tandemrt.export.model.linear import Linear, merge_linears
 from tandemrt.export.model.low_bit_experts import low_bit_experts, low_bit_forms
 from tandemrt.export.read.layer import Experts, Router
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import ACTIVATIONS, DOMAIN
+
+COLUMNS = 8  # a matmul's outputs should be a multiple of this; the router's are with the gate of a shared expert
 
 
 class Mixture(Protocol):
@@ -49,24 +51,30 @@ def experts_operator(
     """Append the router's matmul and the operator of experts, for models that export/model/support.py accepts.
 
     The operator reads all experts of a layer as one weight. Checkpoints store experts one by one, or in another order,
-    so the runtime concatenates them when it opens the bundle. Raises BadCheckpoint for experts of unequal formats.
+    so the runtime concatenates them when it opens the bundle. A shared expert, for which ``is_like_the_others``, is the
+    last of them. Raises BadCheckpoint for experts of unequal formats.
     """
-    router = Linear.stored(f"{name}.gate", experts.count, bias=experts.biased)
+    router, shared = Linear.stored(f"{name}.gate", experts.count, bias=experts.biased), experts.shared
+    shared_columns = 0 if shared is None else COLUMNS - experts.count % COLUMNS
+    if shared is not None and shared.gate is not None:
+        gate = Linear.stored(f"{name}.{shared.gate}", 1)
+        router = merge_linears(router, *[gate] * shared_columns)
     logits = router(b, x if routed is None else routed, w)
     if experts.router != Router(scale=experts.router.scale):
         # The operator's softmax over the logarithms of weights whose sum is 1 gives these weights.
         unscaled = replace(experts, router=replace(experts.router, scale=1.0))
         logits = b.cast(b.op("Log", _routed(b, logits, w, unscaled, name)), w.dtype)
     stems, width = [f"{name}.experts.{expert}" for expert in range(experts.count)], experts.intermediate
+    stems += [] if shared is None else [f"{name}.{shared.name}"]
     kinds = ("gate", "up") if experts.gate_up == "separate" else ("gate_up",)
     both, out = [f"{stem}.{kind}_proj" for stem in stems for kind in kinds], [f"{stem}.down_proj" for stem in stems]
-    rows, outputs = [2 * width // len(kinds)] * len(both), [spec.hidden] * experts.count
+    rows, outputs = [2 * width // len(kinds)] * len(both), [spec.hidden] * len(stems)
     more: list[ir.Value | None] = [None, None, None]  # biases of both weights, factors of the experts
     if experts.biased:
         more[:2] = (w.stacked([f"{each}.bias" for each in of], counts) for of, counts in ((both, rows), (out, outputs)))
     if experts.norms is not None:
         more[2] = w(f"{name}.gate.per_expert_scale", (experts.count,))
-    how = _attributes(spec, experts)
+    how = {"shared_columns": shared_columns, **_attributes(spec, experts)}
     of_both, of_out = ([f"{each}.weight" for each in of] for of in (both, out))
     if (forms := low_bit_forms(w, of_both, of_out)) is not None:
         mixed = low_bit_experts(b, x, logits, w, of_both, of_out, forms, width, more, how)
@@ -77,6 +85,24 @@ def experts_operator(
         (mixed,) = b.custom("experts", *inputs, domain=DOMAIN, outputs=[(w.dtype, dims_of(x))], **how)
     scale = experts.router.scale
     return mixed if scale == 1.0 else b.op("Mul", mixed, b.constant(scale, w.dtype))
+
+
+def is_like_the_others(w: Weights, spec: ModelSpec, experts: Experts, name: str) -> bool:
+    """Return whether the operator of experts can compute the shared expert as one more, with a sigmoid as its weight.
+
+    It needs a gate, the others' width and format, and neither biases nor norms of its own.
+    """
+    shared = experts.shared
+    if shared is None or shared.gate is None or shared.intermediate != experts.intermediate:
+        return False
+    if experts.biased or experts.gate_up != "separate" or experts.norms is not None or experts.router != Router():
+        return False
+    if experts.clamped is not None or spec.mlp_bias or (spec.scales.mlp_gate, spec.scales.mlp_output) != (1.0, 1.0):
+        return False
+    kinds = ("gate_proj", "up_proj", "down_proj")
+    forms = ([w.quantized(f"{name}.{stem}.{kind}") for kind in kinds] for stem in ("experts.0", shared.name))
+    gates = [w.quantized(f"{name}.{gate}") for gate in ("gate", shared.gate)]
+    return next(forms) == next(forms) and gates == [None, None]
 
 
 def optional_inputs_of(spec: ModelSpec) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ names: ``hidden.3`` is the residual stream before the attention of layer 3, ``re
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -13,6 +14,7 @@ from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.activation import GatedActivation, activate, clamped_swiglu
 from tandemrt.export.model.attention import Attention, AttentionWeights, LayerCache
+from tandemrt.export.model.experts import is_like_the_others
 from tandemrt.export.model.layer_inputs import with_own_input
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import LoweringStrategies
@@ -229,8 +231,10 @@ def _experts(
         root = b.constant(spec.hidden**-0.5, w.dtype)
         weight = b.op("Mul", w(f"{mlp}.gate.scale", (spec.hidden,)), root)
         routed = norm_by(b, stream, weight, w.dtype, spec.norm_eps)
-    update = strategies.mixture(b, x, w, spec, experts, mlp, routed)
-    if experts.shared is None:
+    joins = strategies.joins_shared_expert and is_like_the_others(w, spec, experts, mlp)
+    mixed = experts if joins else replace(experts, shared=None)
+    update = strategies.mixture(b, x, w, spec, mixed, mlp, routed)
+    if experts.shared is None or joins:
         return update
     shared = _shared_expert(b, normed, w, spec, layer, mlp, experts.shared, strategies.activation)
     if norms is not None:

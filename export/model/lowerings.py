@@ -36,6 +36,7 @@ class LoweringStrategies:
         attention: makes the attention that all layers share.
         activation: the matmuls and the activation of an MLP.
         mixture: a mixture of experts.
+        joins_shared_expert: it computes a shared expert that is like the others.
         recurrence: makes the call that all recurrent layers share.
         select_rows: selects the rows that get logits, before the last norm.
         select_rows_early: select them after the last attention instead.
@@ -48,6 +49,7 @@ class LoweringStrategies:
     attention: AttentionMaker
     activation: GatedActivation
     mixture: Mixture = field(default=expert_branches, kw_only=True)
+    joins_shared_expert: bool = field(default=False, kw_only=True)
     recurrence: Callable[
         [GraphBuilder, ModelSpec, RecurrentLayers, Mapping[str, ir.Value]], RecurrentCall | PackedCall
     ] = field(default=RecurrentCall.over_slots, kw_only=True)
@@ -95,6 +97,7 @@ STRATEGIES: Mapping[Lowering, LoweringStrategies] = {
         gather_tokens,
         select_rows_early=True,
         mixture=experts_operator,
+        joins_shared_expert=True,
         recurrence=PackedCall.over_slots,
         scaled_matmuls=True,
         functions=_paged_functions,

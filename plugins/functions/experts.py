@@ -26,11 +26,15 @@ def mixture(body: Body, present: Collection[str], gate_up: BodyValue, down: Body
     ``present``: optional inputs that nodes have.
     """
     x, router_logits = body["x"], body["router_logits"]
-    count, hidden = router_logits.size(-1), x.size(-1)
-    logits = body.op("Reshape", router_logits.cast(FLOAT32), body.concat(_REST, count, axis=0))
-    selected, routing_weights = _routed(body, logits)
-    if "expert_factors" in present:
-        routing_weights = routing_weights * body["expert_factors"].cast(FLOAT32).expand_dims(1, 2)
+    columns, hidden = router_logits.size(-1), x.size(-1)
+    logits = body.op("Reshape", router_logits.cast(FLOAT32), body.concat(_REST, columns, axis=0))
+    routed, count = routed_and_all(body)
+    selected, routing_weights = _routed(body, logits.first(routed, 1), present)
+    # The shared expert, of which there is one or none.
+    gates = body.op("Slice", logits, routed, count, np.array([1], np.int64))
+    gates = body.op("Transpose", body.op("Sigmoid", gates), perm=[1, 0]).expand_dims(2)
+    selected = body.concat(selected, gates * np.float32(0) + np.float32(1), axis=0)
+    routing_weights = body.concat(routing_weights, gates, axis=0)
     gate_up_weights = body.op("Reshape", gate_up, body.concat(count, _REST, hidden, axis=0))
     down_weights = body.op("Reshape", down, body.concat(count, hidden, _REST, axis=0))
     rows = body.op("Reshape", x.cast(FLOAT32), body.concat(_REST, hidden, axis=0))
@@ -44,6 +48,13 @@ def mixture(body: Body, present: Collection[str], gate_up: BodyValue, down: Body
     kept = body.where(selected > np.float32(0), outputs * routing_weights, np.float32(0))
     mixed = body.op("ReduceSum", kept, np.array([0], np.int64), keepdims=0)
     return body.op("CastLike", body.op("Reshape", mixed, body.op("Shape", x), allowzero=1), x)
+
+
+def routed_and_all(body: Body) -> tuple[BodyValue, BodyValue]:
+    """Return the number of experts that tokens choose from, and that number with a shared expert; int64 [1] each."""
+    shared_columns = body.integer("shared_columns")
+    routed = body["router_logits"].size(-1) - shared_columns
+    return routed, routed + body.op("Min", shared_columns, np.array([1], np.int64))
 
 
 def _bias_of_each(body: Body, name: str, count: BodyValue) -> BodyValue:
@@ -65,8 +76,8 @@ def _activated(body: Body, both: BodyValue) -> BodyValue:
     return (up + offset) * gate * body.op("Sigmoid", gate * (alpha + cubic * gate * gate))
 
 
-def _routed(body: Body, logits: BodyValue) -> tuple[BodyValue, BodyValue]:
-    """Return two tensors [experts, tokens, 1]: 1 if a token selects an expert, and its routing weight."""
+def _routed(body: Body, logits: BodyValue, present: Collection[str]) -> tuple[BodyValue, BodyValue]:
+    """Return two tensors [routed, tokens, 1]: 1 if a token selects an expert, and its routing weight."""
     per_token, normalized = body.integer("per_token"), body.integer("normalized")
     ordered = body.where(body.op("IsNaN", logits), np.float32(-np.inf), logits)
     _, chosen = body.ops("TopK", ordered, per_token, outputs=2, axis=-1)
@@ -77,6 +88,8 @@ def _routed(body: Body, logits: BodyValue) -> tuple[BodyValue, BodyValue]:
     selected, routing_weights = (
         body.op("Transpose", each, perm=[1, 0]).expand_dims(2) for each in (selected, routing_weights)
     )
+    if "expert_factors" in present:
+        routing_weights = routing_weights * body["expert_factors"].cast(FLOAT32).expand_dims(1, 2)
     return selected, routing_weights
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import Body, BodyValue
-from tandemrt.plugins.functions.experts import mixture
+from tandemrt.plugins.functions.experts import mixture, routed_and_all
 from tandemrt.plugins.functions.float4 import float4_values
 from tandemrt.plugins.functions.float8 import NUMBERS
 from tandemrt.plugins.functions.int4 import in_groups, int4_values, scaled_groups
@@ -20,7 +20,8 @@ def low_bit_experts(numbers: str, present: Collection[str] = (), overload: str =
     ``present``, ``overload``: as for ``experts`` and int4_matmul.
     """
     body = Body.up_to(f"{numbers}_experts", present)
-    width = body.op("Div", body["gate_up"].size(0), body["router_logits"].size(-1) * np.int64(2))
+    _, count = routed_and_all(body)
+    width = body.op("Div", body["gate_up"].size(0), count * np.int64(2))
     both, last = (
         _values(numbers, body, name, present).first(inner, 1)
         for name, inner in (("gate_up", body["x"].size(-1)), ("down", width))

@@ -1,9 +1,10 @@
 // experts: a mixture of experts, in four launches: routing; gate and up with their activation; down; the sum.
 //
-// Pairs (row, choice) are sorted by expert. An item is up to 32 pairs of one expert. A block takes an item and some
-// outputs, and reads their weights once for all of its pairs. The sizes alone determine how warps share the inputs, so
-// a pair's result does not depend on the other pairs. Only the device knows the number of items: as many blocks as run
-// at a time take one unit after another, the units of an expert side by side.
+// Pairs (row, choice) are sorted by expert; a shared expert is one more choice of every row. An item is up to 32 pairs
+// of one expert. A block takes an item and some outputs, and reads their weights once for all of its pairs. The sizes
+// alone determine how warps share the inputs, so a pair's result does not depend on the other pairs. Only the device
+// knows the number of items: as many blocks as run at a time take one unit after another, the units of an expert side
+// by side.
 
 #include "experts_matmuls.cuh"
 #include "experts_route.cuh"
@@ -14,30 +15,38 @@ constexpr int FEW_PAIRS = 1024;  // pairs that one launch chooses and places
 
 template <class T>
 __device__ void route_few(const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
-                          const typename T::Element* factors, float* weights, int* order, int* places, int* ends,
-                          int4* items, int* item_count) {
+                          int shared_columns, const typename T::Element* factors, float* weights, int* order,
+                          int* places, int* ends, int4* items, int* item_count) {
     __shared__ __align__(16) int ids[FEW_PAIRS];
     __shared__ float unread[FEW_PAIRS];
+    begin_next();
+    wait_for_previous();
+    int shared = shared_columns > 0, choices = per_token + shared;
     for (int row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
-        float* to = (blockIdx.x == 0 ? weights : unread) + row * per_token;
-        const auto* of_row = logits + static_cast<i64>(row) * experts;
-        choose<T>(of_row, experts, per_token, normalized, factors, ids + row * per_token, to);
+        float* to = (blockIdx.x == 0 ? weights : unread) + row * choices;
+        const auto* of_row = logits + static_cast<i64>(row) * (experts + shared_columns);
+        choose<T>(of_row, experts, per_token, normalized, shared, factors, ids + row * choices, to);
     }
     __syncthreads();
-    place(ids, rows * per_token, experts, order, places, ends, items, item_count);
+    place(ids, rows * choices, experts + shared, order, places, ends, items, item_count);
 }
 
 template <class T>
 __device__ void choose_rows(const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
-                            const typename T::Element* factors, int* ids, float* weights) {
+                            int shared_columns, const typename T::Element* factors, int* ids, float* weights) {
+    begin_next();
+    wait_for_previous();
     i64 row = (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x) / 32;
     if (row >= rows) return;
-    const auto* of_row = logits + row * experts;
-    choose<T>(of_row, experts, per_token, normalized, factors, ids + row * per_token, weights + row * per_token);
+    int shared = shared_columns > 0, choices = per_token + shared;
+    const auto* of_row = logits + row * (experts + shared_columns);
+    choose<T>(of_row, experts, per_token, normalized, shared, factors, ids + row * choices, weights + row * choices);
 }
 
 template <class T>
 __device__ void sum(const float* parts, int per_token, int hidden, typename T::Element* mixed) {
+    begin_next();
+    wait_for_previous();
     i64 row = blockIdx.x;  // the axis that takes any number of rows
     int at = 4 * (blockIdx.y * blockDim.x + threadIdx.x);
     if (at >= hidden) return;
@@ -104,18 +113,20 @@ __device__ void sum_places(const typename T::Element* given, const int* places, 
     using Element_##NAME = T::Element;                                                                                 \
     extern "C" __global__ void __launch_bounds__(ROUTE_THREADS)                                                        \
         route_few_##NAME(const Element_##NAME* logits, int rows, int experts, int per_token, int normalized,           \
-                         const Element_##NAME* factors, float* weights, int* order, int* places, int* ends,            \
-                         int4* items, int* item_count) {                                                               \
-        route_few<T>(logits, rows, experts, per_token, normalized, factors, weights, order, places, ends, items,       \
-                     item_count);                                                                                      \
+                         int shared_columns, const Element_##NAME* factors, float* weights, int* order, int* places,   \
+                         int* ends, int4* items, int* item_count) {                                                    \
+        route_few<T>(logits, rows, experts, per_token, normalized, shared_columns, factors, weights, order, places,    \
+                     ends, items, item_count);                                                                         \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         choose_##NAME(const Element_##NAME* logits, int rows, int experts, int per_token, int normalized,              \
-                      const Element_##NAME* factors, int* ids, float* weights) {                                       \
-        choose_rows<T>(logits, rows, experts, per_token, normalized, factors, ids, weights);                           \
+                      int shared_columns, const Element_##NAME* factors, int* ids, float* weights) {                   \
+        choose_rows<T>(logits, rows, experts, per_token, normalized, shared_columns, factors, ids, weights);           \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) place_##NAME(                                          \
         const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items, int* item_count) {    \
+        begin_next();                                                                                                  \
+        wait_for_previous();                                                                                           \
         place(ids, pairs, experts, order, places, ends, items, item_count);                                            \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) gate_up_##NAME(                                  \

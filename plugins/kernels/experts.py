@@ -13,8 +13,8 @@ import torch
 
 from tandemrt.plugins.kernels.experts_activation import activation_of
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
-from tandemrt.plugins.kernels.experts_route import Routes, max_items
-from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, run_in_order, suffix
+from tandemrt.plugins.kernels.experts_route import Routes, Routing, max_items
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
 from tandemrt.plugins.kernels.tensors import check
 from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
@@ -32,12 +32,13 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
     For batch invariance, whether rows are those of prompts selects it. Raises ValueError for sizes that the kernels do
     not support.
     """
-    _require_sizes(tensors, attributes["per_token"])
+    routing = Routing.of(tensors["router_logits"], attributes)
+    _require_sizes(tensors, routing)
     if not tensors["x"].numel():
         return EmptyCall()
     grouped = has_groups(tensors["x"], context)
     if not context.batch_invariant:
-        kind = GroupedMixture if grouped and fill_groups(tensors, attributes["per_token"]) else ExpertsCall
+        kind = GroupedMixture if grouped and fill_groups(routing) else ExpertsCall
         return kind(tensors, attributes, context)
     windows, prompts = split_rows(tensors, ("x", "router_logits", "mixed"))
     calls: list[Call] = [] if windows is None else [ExpertsCall(windows, attributes, context)]
@@ -79,9 +80,8 @@ class ExpertsCall:
         x, logits, mixed = (tensors[name] for name in ("x", "router_logits", "mixed"))
         if weights is None:
             weights = ExpertWeights((tensors["gate_up"],), (tensors["down"],), tensors["down"].shape[-1])
-        hidden, width, experts, chosen = x.shape[-1], weights.width, logits.shape[-1], attributes["per_token"]
-        rows = logits.numel() // experts
-        pairs, module, kind = rows * chosen, KernelModule.of(context, "experts"), suffix(x)
+        hidden, width, chosen = x.shape[-1], weights.width, Routing.of(logits, attributes)
+        pairs, experts, module, kind = chosen.pairs, chosen.experts, KernelModule.of(context, "experts"), suffix(x)
         matmuls = KernelModule.of(context, weights.file)
         room = max(_LEAST, 1 << (pairs - 1).bit_length())
         routes = context.get_or_create(("routes", room, experts), lambda: Routes.of(room, experts, x.device))
@@ -89,7 +89,7 @@ class ExpertsCall:
             ("experts", room, width, hidden, x.dtype),  # calls of an engine run one after another and share it
             lambda: (x.new_empty(room, width), torch.empty(room, hidden, dtype=torch.float32, device=x.device)),
         )
-        sizes, per_token = (np.int32(hidden), np.int32(width)), np.int32(chosen)
+        sizes, per_token = (np.int32(hidden), np.int32(width)), np.int32(chosen.choices)
         routing = (routes.order, routes.items, routes.item_count)
         shares = routes.routing_weights
 
@@ -97,18 +97,13 @@ class ExpertsCall:
             """Bind a persistent launch: as many blocks as run at a time, at most one per work unit."""
             blocks = min(across * max_items(pairs, experts), _AT_ONCE * module.sm_count)
             kernel = matmuls.kernel(f"{name}{weights.kind}_{kind}", shared=_RING)
-            return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING)
+            return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING, early=early)
 
-        across = -(-hidden // (4 * _THREADS))
+        across, early = -(-hidden // (4 * _THREADS)), module.architecture >= HOPPER
+        summed = (parts, per_token, sizes[0], mixed)
         self._device = x.device
         self._launches = (
-            *routes.launches(
-                module,
-                logits,
-                chosen,
-                normalized=attributes["normalized"],
-                factors=tensors.get("expert_factors"),
-            ),
+            *routes.launches(module, logits, chosen, tensors.get("expert_factors")),
             out(
                 "gate_up",
                 width // _GATES,
@@ -131,9 +126,7 @@ class ExpertsCall:
                 tensors.get("down_bias"),
                 parts,
             ),
-            Launch(
-                module.kernel(f"sum_{kind}"), (rows, across, 1), (_THREADS, 1, 1), parts, per_token, sizes[0], mixed
-            ),
+            Launch(module.kernel(f"sum_{kind}"), (chosen.rows, across, 1), (_THREADS, 1, 1), *summed, early=early),
         )
 
     def run(self) -> None:
@@ -141,31 +134,32 @@ class ExpertsCall:
         run_in_order(self._launches, self._device)
 
 
-def _require_sizes(tensors: Tensors, chosen: int) -> None:
+def _require_sizes(tensors: Tensors, routing: Routing) -> None:
     x, gate_up, down, mixed = (tensors[name] for name in ("x", "gate_up", "down", "mixed"))
-    hidden, width, experts = x.shape[-1], down.shape[-1], tensors["router_logits"].shape[-1]
+    hidden, width, experts = x.shape[-1], down.shape[-1], routing.experts
     if gate_up.shape != (2 * experts * width, hidden) or down.shape != (experts * hidden, width):
         raise ValueError(
             f"gate_up, down: {[2 * experts * width, hidden]} and {[experts * hidden, width]} are needed for {experts} "
             f"experts, got {list(gate_up.shape)} and {list(down.shape)}"
         )
-    require_counts(hidden, width, experts, chosen, (HIDDEN_MULTIPLE, WIDTH_MULTIPLE))
-    require_of_experts(tensors, hidden, width)
+    require_counts(hidden, width, routing, (HIDDEN_MULTIPLE, WIDTH_MULTIPLE))
+    require_of_experts(tensors, hidden, width, routing)
     if {each.dtype for each in (gate_up, down, mixed, tensors["router_logits"])} != {x.dtype} or mixed.shape != x.shape:
         raise ValueError(f"mixed: {x.dtype}{list(x.shape)} is needed as x is, got {mixed.dtype}{list(mixed.shape)}")
 
 
-def require_of_experts(tensors: Tensors, hidden: int, width: int) -> None:
+def require_of_experts(tensors: Tensors, hidden: int, width: int, routing: Routing) -> None:
     """Raise ValueError unless the biases and factors among ``tensors`` fit experts of ``width`` values."""
-    dtype, experts = tensors["x"].dtype, tensors["router_logits"].shape[-1]
-    sizes = {"gate_up_bias": 2 * experts * width, "down_bias": experts * hidden, "expert_factors": experts}
+    dtype, experts = tensors["x"].dtype, routing.experts
+    sizes = {"gate_up_bias": 2 * experts * width, "down_bias": experts * hidden, "expert_factors": routing.routed}
     for name, size in sizes.items():
         if name in tensors:
             check(name, tensors[name], dtype, (size,))
 
 
-def require_counts(hidden: int, width: int, experts: int, chosen: int, multiples: tuple[int, int]) -> None:
+def require_counts(hidden: int, width: int, routing: Routing, multiples: tuple[int, int]) -> None:
     """Raise ValueError unless the kernels support these sizes, in ``multiples`` of hidden size and width."""
+    experts, chosen = routing.routed, routing.per_token
     too_many = experts > MAX_EXPERTS or not 0 < chosen <= min(experts, MAX_EXPERTS_PER_TOKEN)
     if hidden % multiples[0] or width % multiples[1] or too_many:
         raise ValueError(

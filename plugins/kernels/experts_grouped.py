@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels.experts_activation import activation_of, is_swiglu
-from tandemrt.plugins.kernels.experts_route import Routes
+from tandemrt.plugins.kernels.experts_route import Routes, Routing
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.kernels.swiglu import SwigluLauncher
 from tandemrt.plugins.operators.launch import Context
@@ -22,10 +22,9 @@ _THREADS, _STEP = 256, 8  # threads of a block; sizes must be a multiple of the 
 WITH_KERNELS = (9, 10)  # major compute capabilities for which torch._grouped_mm has a kernel
 
 
-def fill_groups(tensors: Tensors, chosen: int) -> bool:
+def fill_groups(routing: Routing) -> bool:
     """Return whether there are enough rows for grouped matmuls to be faster."""
-    x, experts = tensors["x"], tensors["router_logits"].shape[-1]
-    return x.numel() // x.shape[-1] * chosen >= _MIN_PAIRS_PER_EXPERT * experts
+    return routing.rows * routing.per_token >= _MIN_PAIRS_PER_EXPERT * routing.routed
 
 
 def has_groups(x: torch.Tensor, context: Context) -> bool:
@@ -60,18 +59,15 @@ class GroupedMixture:
     ) -> None:
         x, logits, mixed = (tensors[name] for name in ("x", "router_logits", "mixed"))
         gate_up, down = weights or (GroupedWeight(tensors["gate_up"]), GroupedWeight(tensors["down"]))
-        hidden, width = x.shape[-1], down.values.shape[-1]
-        experts, chosen = logits.shape[-1], attributes["per_token"]
-        rows = logits.numel() // experts
-        self._module, kind, pairs = KernelModule.of(context, "experts"), suffix(x), rows * chosen
+        hidden, width, routing = x.shape[-1], down.values.shape[-1], Routing.of(logits, attributes)
+        rows, experts, pairs, choices = routing.rows, routing.experts, routing.pairs, np.int32(routing.choices)
+        self._module, kind = KernelModule.of(context, "experts"), suffix(x)
         room = 1 << (pairs - 1).bit_length()
         routes = context.get_or_create(("routes", room, experts), lambda: Routes.of(room, experts, x.device))
         gathered, activated = context.get_or_create(
             ("experts in groups", room, width, hidden), lambda: (x.new_empty(room, hidden), x.new_empty(room, width))
         )
-        self._route = routes.launches(
-            self._module, logits, chosen, normalized=attributes["normalized"], factors=tensors.get("expert_factors")
-        )
+        self._route = routes.launches(self._module, logits, routing, tensors.get("expert_factors"))
         self._gather = Launch(
             self._module.kernel(f"gather_{kind}"),
             (pairs, 1, 1),
@@ -79,7 +75,7 @@ class GroupedMixture:
             x,
             routes.order,
             np.int32(hidden // _STEP),
-            np.int32(chosen),
+            choices,
             gathered,
         )
         self._swiglu = KernelModule.of(context, "swiglu") if is_swiglu(tensors, attributes) else None
@@ -93,7 +89,7 @@ class GroupedMixture:
         self._make_gate_up, self._make_down = gate_up.make, down.make
         across = -(-hidden // (2 * _THREADS))
         self._sum = (self._module.kernel(f"sum_places_{kind}"), (rows, across, 1), (_THREADS, 1, 1))
-        sizes = (np.int32(chosen), np.int32(hidden))
+        sizes = (choices, np.int32(hidden))
         self._summed = (routes.places, routes.routing_weights, *placed, tensors.get("down_bias"), *sizes, mixed)
 
     def run(self) -> None:

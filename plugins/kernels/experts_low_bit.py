@@ -13,6 +13,7 @@ import torch
 
 from tandemrt.plugins.kernels.experts import EmptyCall, ExpertsCall, ExpertWeights, require_counts, require_of_experts
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, GroupedWeight, has_groups
+from tandemrt.plugins.kernels.experts_route import Routing
 from tandemrt.plugins.kernels.low_bit_format import FLOAT4, FLOAT8, INT4, INT8, Format, dequantization
 from tandemrt.plugins.kernels.module import KernelModule, Tensors, suffix
 from tandemrt.plugins.operators.constants import LOW_BIT_EXPERTS_MULTIPLE
@@ -29,22 +30,23 @@ _Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, np.int32]
 def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
     """Bind the operator. Raises ValueError for dtypes, shapes and sizes that the kernels do not support."""
     x, logits, mixed, gate_up = (tensors[name] for name in ("x", "router_logits", "mixed", "gate_up"))
-    hidden, experts = x.shape[-1], logits.shape[-1]
+    hidden, routing = x.shape[-1], Routing.of(logits, attributes)
+    experts = routing.experts
     width = len(gate_up) // (2 * experts)
     if x.dtype not in (torch.bfloat16, torch.float16) or {logits.dtype, mixed.dtype} != {x.dtype}:
         raise ValueError(
             f"x, router_logits, mixed: bfloat16 or float16 is needed, the same for all; got {x.dtype}, {logits.dtype}, "
             f"{mixed.dtype}"
         )
-    require_counts(hidden, width, experts, attributes["per_token"], (LOW_BIT_EXPERTS_MULTIPLE,) * 2)
-    require_of_experts(tensors, hidden, width)
+    require_counts(hidden, width, routing, (LOW_BIT_EXPERTS_MULTIPLE,) * 2)
+    require_of_experts(tensors, hidden, width, routing)
     both = _weight(form, tensors, "gate_up", 2 * experts * width, hidden, attributes["gate_up_group"])
     last = _weight(form, tensors, "down", experts * hidden, width, attributes["down_group"])
     if not x.numel():
         return EmptyCall()
     kind = form.variant(both[2])
-    file, pairs = f"experts_{form.name}", logits.numel() // experts * attributes["per_token"]
-    many = pairs >= _MANY_PAIRS * experts and len(gate_up) * hidden * x.element_size() <= _MOST_SCRATCH
+    file, pairs = f"experts_{form.name}", routing.rows * routing.per_token
+    many = pairs >= _MANY_PAIRS * routing.routed and len(gate_up) * hidden * x.element_size() <= _MOST_SCRATCH
     if context.batch_invariant or not many or not has_groups(x, context):
         return ExpertsCall(tensors, attributes, context, ExpertWeights(both, last, width, file, kind))
     values = _dequantized(context, x, file, kind, (both, hidden), (last, width))

@@ -1,6 +1,7 @@
 // The matmuls of experts: gate and up with their activation, and down. A format (experts_stream.cuh, low_bit.cuh) is
 // how their weights are stored.
 #pragma once
+#include "early.cuh"
 #include "experts_activation.cuh"
 #include "experts_stream.cuh"
 
@@ -33,6 +34,8 @@ __device__ void gate_up(const typename Format::T::Element* x, const void* weight
     constexpr int EACH = 16 / sizeof(typename T::Element);
     extern __shared__ uint4 ring[];
     __shared__ Shared shared;
+    begin_next();
+    wait_for_previous();
     const uint4* stored = static_cast<const uint4*>(weight);
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, across = width / GATES;
     int length = hidden / EACH, units = *item_count * across, turn = 0;
@@ -94,6 +97,8 @@ __device__ void down(const typename Format::T::Element* activated, const void* w
     constexpr int EACH = 16 / sizeof(typename T::Element);
     extern __shared__ uint4 ring[];
     __shared__ Shared shared;
+    begin_next();
+    wait_for_previous();
     const uint4* stored = static_cast<const uint4*>(weight);
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = width / EACH;
     int across = (hidden + DOWNS - 1) / DOWNS, units = *item_count * across, turn = 0;

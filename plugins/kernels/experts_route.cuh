@@ -7,9 +7,10 @@ constexpr int MAX_EXPERTS = 512, PER_LANE = MAX_EXPERTS / 32;
 
 // One row per warp: the experts of its largest logits, the first of equal ones, and their weights. A NaN is chosen last
 // and makes all weights of its row NaN, so it stays in that row. An expert's number in `factors`, if there are some,
-// multiplies its weight.
+// multiplies its weight. A shared expert, whose number is `experts`, is the row's last choice; the sigmoid of its
+// logit, which follows those of the others, is its weight.
 template <class T>
-__device__ void choose(const typename T::Element* logits, int experts, int per_token, bool normalized,
+__device__ void choose(const typename T::Element* logits, int experts, int per_token, bool normalized, bool shared,
                        const typename T::Element* factors, int* ids, float* weights) {
     int lane = threadIdx.x % 32;
     float held[PER_LANE], largest = -INFINITE, total = 0, chosen = -INFINITE;
@@ -60,6 +61,10 @@ __device__ void choose(const typename T::Element* logits, int experts, int per_t
         float factor = factors ? load1<T>(factors + mine) : 1;
         weights[lane] = odd ? __int_as_float(0x7fffffff) : weight / total * factor;
     }
+    if (shared && lane == 0) {
+        ids[per_token] = experts;
+        weights[per_token] = 1 / (1 + __expf(-load1<T>(logits + experts)));
+    }
 }
 
 // The experts of pairs `first` to `first` + 3; -1 after the last pair. `first` is a multiple of 4.
@@ -73,7 +78,7 @@ __device__ __forceinline__ int4 four_ids(const int* ids, int first, int pairs) {
 // place, pairs}.
 __device__ void place(const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items,
                       int* item_count) {
-    __shared__ int counts[MAX_EXPERTS], before[2], of_warp[32];
+    __shared__ int counts[MAX_EXPERTS + 1], before[2], of_warp[32];
     int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
     for (int e = threadIdx.x; e < experts; e += blockDim.x) counts[e] = 0;
     __syncthreads();

@@ -1,16 +1,51 @@
 """Routing of ``experts`` on a GPU: pairs of a row and an expert, sorted by expert."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.module import KernelModule, Launch, suffix
+from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, suffix
 
 ITEM = 32  # pairs of one expert that a block multiplies at a time
 _ROWS, _PAIRS = 32, 1024  # rows and pairs that one launch routes, with at least one warp per row
 _WARPS = 4
 _THREADS, _ROUTE_THREADS = 256, 1024
+
+
+@dataclass(frozen=True)
+class Routing:
+    """How ``rows`` choose: ``per_token`` of ``routed`` experts each, and a shared one if it has columns of logits."""
+
+    rows: int
+    routed: int
+    per_token: int
+    normalized: int
+    shared_columns: int
+
+    @classmethod
+    def of(cls, logits: torch.Tensor, attributes: Mapping[str, Any]) -> "Routing":
+        """Return that of an operator with these ``router_logits`` and attributes."""
+        columns, names = logits.shape[-1], ("per_token", "normalized", "shared_columns")
+        values = {name: attributes[name] for name in names}
+        return cls(logits.numel() // columns, columns - attributes["shared_columns"], **values)
+
+    @property
+    def experts(self) -> int:
+        """All experts."""
+        return self.routed + bool(self.shared_columns)
+
+    @property
+    def choices(self) -> int:
+        """Experts of a row."""
+        return self.per_token + bool(self.shared_columns)
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a row and an expert that it chooses."""
+        return self.rows * self.choices
 
 
 @dataclass(frozen=True)
@@ -42,22 +77,24 @@ class Routes:
         return cls(ints(pairs), routing_weights, *places, ints(max_items(pairs, experts), 4), ints(1))
 
     def launches(
-        self, module: KernelModule, logits: torch.Tensor, chosen: int, *, normalized: int, factors: torch.Tensor | None
+        self, module: KernelModule, logits: torch.Tensor, routing: Routing, factors: torch.Tensor | None
     ) -> tuple[Launch, ...]:
-        """Bind the launches that choose ``chosen`` experts for every row and sort the pairs."""
-        experts, kind = logits.shape[-1], suffix(logits)
-        rows = logits.numel() // experts
-        sizes = [np.int32(each) for each in (rows, experts, chosen, normalized)]
+        """Bind the launches that choose the experts of every row and sort the pairs."""
+        rows, experts, kind, early = routing.rows, routing.experts, suffix(logits), module.architecture >= HOPPER
+        of_row = (routing.routed, routing.per_token, routing.normalized, routing.shared_columns)
+        sizes = [np.int32(number) for number in (rows, *of_row)]
         placed = (self.order, self.places, self.ends, self.items, self.item_count)
-        if rows <= _ROWS and rows * chosen <= _PAIRS:
+        if rows <= _ROWS and routing.pairs <= _PAIRS:
             few, threads = module.kernel(f"route_few_{kind}"), 32 * max(_WARPS, rows)
             outputs = (self.routing_weights, *placed)
-            return (Launch(few, (experts, 1, 1), (threads, 1, 1), logits, *sizes, factors, *outputs),)
+            return (Launch(few, (experts, 1, 1), (threads, 1, 1), logits, *sizes, factors, *outputs, early=early),)
         of_rows = ((-(-32 * rows // _THREADS), 1, 1), (_THREADS, 1, 1))  # a warp per row
-        pairs = (np.int32(rows * chosen), np.int32(experts))
+        pairs = (np.int32(routing.pairs), np.int32(experts))
+        choose, place = module.kernel(f"choose_{kind}"), module.kernel(f"place_{kind}")
+        of_experts = ((experts, 1, 1), (_ROUTE_THREADS, 1, 1))
         return (
-            Launch(module.kernel(f"choose_{kind}"), *of_rows, logits, *sizes, factors, self.ids, self.routing_weights),
-            Launch(module.kernel(f"place_{kind}"), (experts, 1, 1), (_ROUTE_THREADS, 1, 1), self.ids, *pairs, *placed),
+            Launch(choose, *of_rows, logits, *sizes, factors, self.ids, self.routing_weights, early=early),
+            Launch(place, *of_experts, self.ids, *pairs, *placed, early=early),
         )
 
 

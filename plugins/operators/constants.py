@@ -35,8 +35,8 @@ ACTIVATIONS: Mapping[str, Mapping[str, float]] = {
     "gelu_tanh": {"alpha": 2 * _ROOT, "cubic": 2 * _ROOT * 0.044715, "limit": 0.0, "offset": 0.0},
 }
 
-# The attributes of experts with silu, whose gates precede their ups.
-SILU_EXPERTS: Mapping[str, float] = {"interleaved": 0, **ACTIVATIONS["silu"]}
+# The attributes of experts with silu, whose gates precede their ups, and none of which is shared.
+SILU_EXPERTS: Mapping[str, float] = {"shared_columns": 0, "interleaved": 0, **ACTIVATIONS["silu"]}
 
 
 class Rule(IntEnum):

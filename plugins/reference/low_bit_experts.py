@@ -51,6 +51,7 @@ def _experts(
     *,
     per_token: int,
     normalized: int,
+    shared_columns: int = 0,
     interleaved: int = 0,
     alpha: float = 1.0,
     cubic: float = 0.0,
@@ -60,7 +61,8 @@ def _experts(
     down_group: int,
 ) -> np.ndarray:
     """Return the mixture for weights of ``numbers``."""
-    width = len(gate_up) // (2 * router_logits.shape[-1])
+    experts_in_all = router_logits.shape[-1] - shared_columns + bool(shared_columns)
+    width = len(gate_up) // (2 * experts_in_all)
     weights: list[np.ndarray] = []
     for weight, inner, group, *described in (
         (gate_up, x.shape[-1], gate_up_group, gate_up_scales, gate_up_zeros, gate_up_factors),
@@ -78,6 +80,7 @@ def _experts(
         expert_factors=expert_factors,
         per_token=per_token,
         normalized=normalized,
+        shared_columns=shared_columns,
         interleaved=interleaved,
         alpha=alpha,
         cubic=cubic,

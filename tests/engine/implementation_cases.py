@@ -245,6 +245,11 @@ def _mixtures(kind: np.dtype[Any]) -> Iterator[Case]:
             yield Case(inputs | last, how)
         for more, activation in _activations(rng, count, hidden, width, kind):
             yield Case(inputs | more, how | activation)
+        if width == 16 or len(rows) == 2:  # the last expert is a shared one
+            for unread in (0, 3):
+                columns = np.append(logits, rng.normal(size=(*rows, unread)), axis=-1).astype(kind)
+                shared = {"router_logits": columns, "expert_factors": rng.normal(size=count - 1).astype(kind)}
+                yield Case(inputs | shared, how | {"shared_columns": 1 + unread})
 
 
 def _activations(
@@ -297,6 +302,9 @@ def _low_bit_mixtures(numbers: str) -> Callable[[np.dtype[Any]], Iterator[Case]]
                     for scales in (inputs[f"{name}_scales"],)
                 }
                 yield Case(inputs | zeros, how)
+            if count == 12:  # the last one is a shared one, followed by columns without a meaning
+                columns = np.append(logits, np.zeros((*rows, 4)), axis=-1).astype(kind)
+                yield Case(inputs | {"router_logits": columns}, how | {"shared_columns": 5})
 
     return generate
 

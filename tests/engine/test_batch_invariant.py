@@ -54,6 +54,7 @@ def open_matmul_steps(model: ir.Model, contract: Contract, folder: Path) -> Exec
         ("qwen3 tied with yarn", {}),
         ("qwen2", {}),
         ("qwen2_moe", {"num_experts": 8}),  # a shared expert, whose gate has one output
+        ("qwen2_moe", {"num_experts": 6, "shared_expert_intermediate_size": 24}),  # one that is like the others
         ("glm4_moe", {}),
     ],
 )

@@ -28,8 +28,8 @@ LOW_BIT_EXPERTS["weights"] = "3 u64, 3 u32, 1 u64"
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
     "experts": {
-        "route_few": "1 u64, 4 u32, 7 u64",
-        "choose": "1 u64, 4 u32, 3 u64",
+        "route_few": "1 u64, 5 u32, 7 u64",
+        "choose": "1 u64, 5 u32, 3 u64",
         "place": "1 u64, 2 u32, 5 u64",
         "gate_up": f"5 u64, 3 u32, {ACTIVATION}, 1 u64",
         "down": "6 u64, 2 u32, 2 u64",

@@ -131,7 +131,7 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     **dict.fromkeys(("phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
     # Hybrid models have two to four layers here.
     "qwen3_5": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 18},
-    "qwen3_5_moe": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 26},
+    "qwen3_5_moe": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 14},
     "qwen3_next": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 24},
     "olmo_hybrid": PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 13},
     "lfm2": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 17},

@@ -15,6 +15,7 @@ import typer
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.kernels.experts import ExpertsCall
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
+from tandemrt.plugins.kernels.experts_route import Routing
 from tandemrt.plugins.operators.constants import SILU_EXPERTS
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Call, Context
@@ -79,7 +80,8 @@ def _line(rows: int, experts: int, chosen: int, hidden: int, width: int, context
     attributes = {"per_token": chosen, "normalized": 1, **SILU_EXPERTS}
     used = [len(each["router_logits"].topk(chosen)[1].unique()) for each in layers]
     floor = 1e6 * sum(used) / LAYERS * 3 * hidden * width * 2 / bandwidth()
-    grouped = fill_groups(layers[0], chosen) and has_groups(layers[0]["x"], context)
+    routing = Routing.of(layers[0]["router_logits"], attributes)
+    grouped = fill_groups(routing) and has_groups(layers[0]["x"], context)
     times = [
         best_us(run_all([kind(each, attributes, context) for each in layers]), LAYERS)
         for kind in ((GroupedMixture, ExpertsCall) if grouped else (ExpertsCall, GroupedMixture))

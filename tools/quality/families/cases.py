@@ -478,7 +478,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         rope_parameters=_THETA | {"partial_rotary_factor": 0.5},
     ),
     "qwen3_5": _of("qwen3_5_text", **_DELTA_NET),
-    "qwen3_5_moe": _of("qwen3_5_moe_text", **_DELTA_NET | _EXPERTS, shared_expert_intermediate_size=32, num_experts=6),
+    "qwen3_5_moe": _of("qwen3_5_moe_text", **_DELTA_NET | _EXPERTS, shared_expert_intermediate_size=24, num_experts=6),
     "qwen3_next": _of(
         "qwen3_next",
         **_DELTA_NET | _EXPERTS,

@@ -206,6 +206,9 @@ inline void ptx_cp_async_cg_shared_global_L2__128B(u32 address, const void* from
     uint4 copied = size ? __ldg(static_cast<const uint4*>(from)) : uint4{};
     memcpy(shared_begin(current->block) + address, &copied, sizeof copied);
 }
+inline void ptx_griddepcontrol_launch_dependents() {}
+inline void ptx_griddepcontrol_wait() {}
+
 inline void ptx_cp_async_commit_group() {}  // a copy is made at once
 inline void ptx_cp_async_wait_group(int) {}
 
