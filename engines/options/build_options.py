@@ -3,6 +3,7 @@
 from dataclasses import dataclass, fields
 from typing import get_args
 
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.validation.errors import BadRequest, quoted
 
 
@@ -35,3 +36,21 @@ class BuildOptions:
 
 
 NO_CHOICES = BuildOptions()
+
+
+def draft_option(draft: str | None) -> tuple[str, str | None]:
+    """Return the kind of a draft option and its checkpoint, if it has one. Raises BadRequest."""
+    draft = "ngram" if draft is None else draft
+    kinds = [name for name, needs in DRAFT_KINDS.items() if needs.engines]
+    modelless = [name for name in DRAFT_KINDS if name not in kinds]
+    if draft in modelless:
+        return draft, None
+    kind, colon, checkpoint = draft.partition(":")
+    if not colon:
+        return "model", kind
+    if kind not in kinds or not checkpoint:
+        raise BadRequest(
+            f"draft: must be {', '.join(modelless)}, a checkpoint, or KIND:CHECKPOINT with a kind of "
+            f"{', '.join(kinds)}, received {quoted(draft)}"
+        )
+    return kind, checkpoint

@@ -2,68 +2,28 @@
 
 import json
 import math
-import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.contract.calls import capacity, slack
 from tandemrt.engines.contract.contract import BLOCK_SIZE
-from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import BITS, BYTES, COMPUTE, computed_in
-from tandemrt.engines.options.build_options import BuildOptions
-from tandemrt.engines.recipe.backends import BACKENDS, CPU, CUDA
+from tandemrt.engines.options.build_options import BuildOptions, draft_option
+from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.text.tokenizer import read_tokenizer
-from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
+from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.export.bundle.default_reasoning import reasoning_lines
 from tandemrt.export.bundle.gguf import gguf_file
+from tandemrt.export.bundle.machine import Machine
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.converted_tokenizer import tokenizer_folder
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.plugins.tensors import torch
-from tandemrt.plugins.tensors.devices.lookup import device_of, gpus
 
 BATCH = {CPU: 4, CUDA: 32}
 MEMORY_SHARE = {CPU: 0.5, CUDA: 0.85}  # of the free memory, for weights and caches
 NUM_DRAFT_TOKENS = 4
 LEAST_LENGTH = 256
 _WEIGHT_BYTES = {"int8": 1.1, "int4": 0.65}  # per weight: scales, and embeddings that stay in 8 bits
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The backend that runs here, and its free memory in bytes."""
-
-    backend: str
-    memory: int
-
-    @property
-    def on_cpu(self) -> bool:
-        """Whether the backend runs on a CPU, over a linear cache."""
-        return BACKENDS[self.backend].device == "cpu"
-
-    @classmethod
-    def here(cls, backend: str | None = None) -> "Machine":
-        """Return this machine with ``backend``; None: the GPU's if torch and onnxruntime can use one, else the CPU's.
-
-        Raises BackendUnavailable for a GPU that is not here, and BadRequest for a backend that needs a recipe.
-        """
-        import onnxruntime
-
-        if backend not in (None, CPU, CUDA):
-            raise BadRequest(
-                f"backend: a checkpoint without a recipe is built for {CPU} or {CUDA}, received {quoted(backend)}; "
-                "write a recipe (docs/guide.md)"
-            )
-        has_gpu = bool(gpus()) and "CUDAExecutionProvider" in onnxruntime.get_available_providers()
-        if backend == CUDA and not has_gpu:
-            raise BackendUnavailable(
-                f"backend: {CUDA} needs a GPU here, whose memory sets the limits; to build for another machine, write "
-                "a recipe (docs/guide.md)"
-            )
-        if has_gpu and backend != CPU:
-            return cls(CUDA, gpus()[0].free_memory())
-        return cls(CPU, device_of(torch.device("cpu")).free_memory())
 
 
 def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptions, machine: Machine) -> str:
@@ -115,12 +75,6 @@ def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptio
     return "\n".join(lines) + "\n"
 
 
-def recipe_name(checkpoint: str) -> str:
-    """Return a bundle's name for a checkpoint: the last part of its path or hub name, in lower case."""
-    last = checkpoint.split("@")[0].rstrip("/").rsplit("/", 1)[-1]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("._-").lower() or "model"
-
-
 def _dtype(checkpoint: Checkpoint, machine: Machine, named: str) -> str:
     """Return the dtype: 4-bit weights on a CPU, the checkpoint's dtype on a GPU. Quantized weights stay as they are.
 
@@ -148,30 +102,12 @@ def _fitting_tokens(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, machine
     return max(0, int((machine.memory * MEMORY_SHARE[machine.backend] - weights) / token))
 
 
-def draft_option(draft: str | None) -> tuple[str, str | None]:
-    """Return the kind of a draft option and its checkpoint, if it has one. Raises BadRequest."""
-    draft = "ngram" if draft is None else draft
-    kinds = [name for name, needs in DRAFT_KINDS.items() if needs.engines]
-    modelless = [name for name in DRAFT_KINDS if name not in kinds]
-    if draft in modelless:
-        return draft, None
-    kind, colon, checkpoint = draft.partition(":")
-    if not colon:
-        return "model", kind
-    if kind not in kinds or not checkpoint:
-        raise BadRequest(
-            f"draft: must be {', '.join(modelless)}, a checkpoint, or KIND:CHECKPOINT with a kind of "
-            f"{', '.join(kinds)}, received {quoted(draft)}"
-        )
-    return kind, checkpoint
-
-
 def _draft_lines(draft: str | None) -> list[str]:
     kind, checkpoint = draft_option(draft)
     lines = [f"kind = {_text(kind)}"]
     if checkpoint is not None:
         folder = Path(checkpoint)
-        lines.append(f"checkpoint = {_text(str(folder.resolve()) if folder.is_dir() else checkpoint)}")
+        lines.append(f"checkpoint = {_text(str(folder.resolve()) if folder.exists() else checkpoint)}")
     return lines if checkpoint is not None else [*lines, f"num_draft_tokens = {NUM_DRAFT_TOKENS}"]
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,61 @@ from tandemrt.plugins.onnxruntime.custom_operators import library
 _FORMAT = 4  # of the written folders; another number writes them again
 
 
+@dataclass(frozen=True)
+class GgufCheckpoint:
+    """A GGUF file as a checkpoint folder in the user's cache. Types that are ``kept`` stay packed in it."""
+
+    file: Path
+    kept: KeptTypes
+
+    @property
+    def folder(self) -> Path:
+        """The place of the checkpoint. Its name has a digest of the file's parts. Raises BadCheckpoint."""
+        parts = [(str(part.resolve()), part.stat()) for part in parts_of(self.file)]
+        stats = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in parts]
+        named = json.dumps([_FORMAT, sorted(self.kept.names), self.kept.everywhere, *stats])
+        digest = hashlib.sha256(named.encode()).hexdigest()
+        return cache_folder() / CHECKPOINTS / f"{self.file.stem}-{digest[:12]}"
+
+    def unpacked(
+        self, begin: Callable[[str], None] | None, progress: Progress | None, *, needs_chat_template: bool = False
+    ) -> Path:
+        """Return ``folder``, which is written unless an earlier build or another process does that.
+
+        Raises BadCheckpoint, BadBundle for a cache that cannot be written, and as ``write_gguf_checkpoint`` does.
+        """
+        folder = self.folder
+        if folder.is_dir():
+            return folder
+        with sole_builder(folder, begin):
+            if not folder.is_dir():
+                if begin is not None:
+                    begin(f"Unpack {self.file.name}{_without_vision(self.file)}")
+                try:
+                    with staged(folder) as unpacked:
+                        write_gguf_checkpoint(
+                            self.file, unpacked, self.kept, progress, needs_chat_template=needs_chat_template
+                        )
+                except OSError as error:
+                    raise unwritable_cache(error) from error
+        return folder
+
+
+def gguf_checkpoints(recipe: Recipe) -> dict[str, GgufCheckpoint]:
+    """Return the GGUF files that ``recipe`` names, by section.
+
+    Types for which the backend has matmuls stay packed. Embeddings and heads do if the draft does not share them.
+    """
+    on_cpu, shares = recipe.backend.device == "cpu", isinstance(recipe.draft, HeadDraft)
+    checkpoints: dict[str, GgufCheckpoint] = {}
+    for role, checkpoint in recipe.checkpoints().items():
+        if (file := gguf_file(checkpoint)) is not None:
+            dtype = str(recipe.target.dtype if role == "target" else recipe.draft_dtype)
+            kept = kept_types(on_cpu=on_cpu, compute=recipe.computed_in(dtype), draft_shares=shares)
+            checkpoints[role] = GgufCheckpoint(file, kept)
+    return checkpoints
+
+
 def with_unpacked_gguf(
     recipe: Recipe,
     begin: Callable[[str], None] | None,
@@ -30,18 +86,13 @@ def with_unpacked_gguf(
 ) -> Recipe:
     """Return ``recipe`` with a checkpoint folder for every GGUF file that it names.
 
-    Types for which the backend has matmuls stay packed. Embeddings and heads do if the draft does not share them.
-    Raises as ``unpacked_gguf`` does; ``needs_chat_template`` is about the target.
+    Raises as ``GgufCheckpoint.unpacked`` does; ``needs_chat_template`` is about the target.
     """
     changed: dict[str, Any] = {}
-    for role, checkpoint in recipe.checkpoints().items():
-        if (file := gguf_file(checkpoint)) is not None:
-            needed = needs_chat_template and role == "target"
-            dtype = str(recipe.target.dtype if role == "target" else recipe.draft_dtype)
-            on_cpu, shares = recipe.backend.device == "cpu", isinstance(recipe.draft, HeadDraft)
-            kept = kept_types(on_cpu=on_cpu, compute=recipe.computed_in(dtype), draft_shares=shares)
-            folder = unpacked_gguf(file, kept, begin, progress, needs_chat_template=needed)
-            changed[role] = getattr(recipe, role).model_copy(update={"checkpoint": folder})
+    for role, checkpoint in gguf_checkpoints(recipe).items():
+        needed = needs_chat_template and role == "target"
+        folder = checkpoint.unpacked(begin, progress, needs_chat_template=needed)
+        changed[role] = getattr(recipe, role).model_copy(update={"checkpoint": folder})
     return recipe.model_copy(update=changed)
 
 
@@ -63,36 +114,6 @@ def kept_types(*, on_cpu: bool, compute: str, draft_shares: bool) -> KeptTypes:
     if on_cpu and compute == "float32" and library() is not None:
         return KeptTypes(GGUF_TYPES, everywhere=not draft_shares)
     return KeptTypes(MATMUL_TYPES, everywhere=False)
-
-
-def unpacked_gguf(
-    file: Path,
-    kept: KeptTypes,
-    begin: Callable[[str], None] | None,
-    progress: Progress | None,
-    *,
-    needs_chat_template: bool = False,
-) -> Path:
-    """Return the checkpoint folder of a GGUF file. It is written unless an earlier build or another process does that.
-
-    Raises BadCheckpoint, BadBundle for a cache that cannot be written, and as ``write_gguf_checkpoint`` does.
-    """
-    parts = [(str(part.resolve()), part.stat()) for part in parts_of(file)]
-    stats = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in parts]
-    named = json.dumps([_FORMAT, sorted(kept.names), kept.everywhere, *stats])
-    folder = cache_folder() / CHECKPOINTS / f"{file.stem}-{hashlib.sha256(named.encode()).hexdigest()[:12]}"
-    if folder.is_dir():
-        return folder
-    with sole_builder(folder, begin):
-        if not folder.is_dir():
-            if begin is not None:
-                begin(f"Unpack {file.name}{_without_vision(file)}")
-            try:
-                with staged(folder) as unpacked:
-                    write_gguf_checkpoint(file, unpacked, kept, progress, needs_chat_template=needs_chat_template)
-            except OSError as error:
-                raise unwritable_cache(error) from error
-    return folder
 
 
 def _without_vision(file: Path) -> str:

@@ -86,7 +86,8 @@ def build(
     from tandemrt.engines.options.model_name import is_recipe
     from tandemrt.engines.recipe.recipe import Recipe, locate
     from tandemrt.export.bundle.build import build as build_bundle
-    from tandemrt.export.bundle.on_demand import CheckpointSource
+    from tandemrt.export.bundle.cached_build import write_default_recipe
+    from tandemrt.export.bundle.sources import CheckpointSource
     from tandemrt.export.cli.on_demand import print_recipe
     from tandemrt.export.cli.progress import Progress, console
     from tandemrt.export.cli.report import print_build
@@ -101,9 +102,11 @@ def build(
     else:
         options = BuildOptions(max_model_len, dtype, draft)
         with Progress() as progress:
-            compiling = CompileOptions(progress=progress.detail)
-            source = CheckpointSource.find(model, options, begin=progress.begin, compiling=compiling, backend=backend)
-        print_recipe(console, file := source.write_recipe())
+            source = CheckpointSource.find(
+                model, options, begin=progress.begin, progress=progress.detail, backend=backend
+            )
+            file = write_default_recipe(source, progress.begin, progress.detail)
+        print_recipe(console, file)
         wanted = Recipe.load(file, kv_dtype=kv_dtype, tensorrt_python=tensorrt_python)
     with Progress() as progress:
         report = build_bundle(

@@ -4,12 +4,10 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
-from rich.syntax import Syntax
 
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.export.bundle.on_demand import find_or_build
 from tandemrt.export.cli.progress import Progress
-from tandemrt.export.compile.backends import CompileOptions
 
 
 def bundle_of(model: str, options: BuildOptions, *, needs_chat_template: bool = False) -> Path:
@@ -22,7 +20,7 @@ def bundle_of(model: str, options: BuildOptions, *, needs_chat_template: bool = 
             begin=progress.begin,
             on_recipe=lambda file: print_recipe(console, file),
             on_note=lambda note: console.print(escape(note), highlight=False),
-            compiling=CompileOptions(progress=progress.detail),
+            progress=progress.detail,
             needs_chat_template=needs_chat_template,
         )
 
@@ -30,4 +28,6 @@ def bundle_of(model: str, options: BuildOptions, *, needs_chat_template: bool = 
 def print_recipe(console: Console, file: Path) -> None:
     """Print a default recipe and where it is, so that the user can save and edit it."""
     console.print(f"[dim]recipe (to change it, edit a copy of {file}):[/]", highlight=False)
+    from rich.syntax import Syntax  # imports a library of languages
+
     console.print(Syntax(file.read_text(encoding="utf-8"), "toml", background_color="default"))

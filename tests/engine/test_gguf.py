@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.validation.errors import BadCheckpoint
-from tandemrt.export.bundle.gguf import gguf_file, unpacked_gguf
+from tandemrt.export.bundle.gguf import GgufCheckpoint, gguf_file
 from tandemrt.export.quantize.gguf.checkpoint import ALL_KEPT, read_gguf, write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.reader import BoundedReader
 from tandemrt.export.quantize.gguf.special_tokens import special_tokens
@@ -155,8 +155,8 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
     write_gguf(original, parts / "model.gguf", "qwen3", "Q4_0", most_tensors=9)
     files = sorted(parts.glob("*.gguf"))
     assert [file.name for file in files][::2] == ["model-00001-of-00003.gguf", "model-00003-of-00003.gguf"]
-    folder = unpacked_gguf(gguf_file(parts) or parts, ALL_KEPT, None, None)
-    whole = unpacked_gguf(tmp_path / "whole.gguf", ALL_KEPT, None, None)
+    folder = GgufCheckpoint(gguf_file(parts) or parts, ALL_KEPT).unpacked(None, None)
+    whole = GgufCheckpoint(tmp_path / "whole.gguf", ALL_KEPT).unpacked(None, None)
     for name in ("config.json", "tokenizer.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     joined, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
@@ -168,7 +168,7 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
     assert gguf_file(parts) is None
     files[1].unlink()
     with pytest.raises(BadCheckpoint, match=r"it is one of 3 parts, model-00002-of-00003.gguf should be next to it"):
-        unpacked_gguf(files[0], ALL_KEPT, None, None)
+        GgufCheckpoint(files[0], ALL_KEPT).unpacked(None, None)
     files[1].write_bytes(files[0].read_bytes())
     with pytest.raises(BadCheckpoint, match="its parts should hold"):
         read_gguf(files[0])
@@ -188,7 +188,7 @@ def test_the_vision_part_of_a_model_is_named(tmp_path: Path, monkeypatch: pytest
         read_gguf(folder / "mmproj-text-f16.gguf")
     begun: list[str] = []
     assert gguf_file(folder) == folder / "text.gguf"
-    unpacked_gguf(folder / "text.gguf", ALL_KEPT, begun.append, None)
+    GgufCheckpoint(folder / "text.gguf", ALL_KEPT).unpacked(begun.append, None)
     assert begun == ["Unpack text.gguf without mmproj-text-f16.gguf: images are not supported"]
     assert gguf_file(tmp_path / "hf") is None
 
@@ -227,11 +227,11 @@ def test_a_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert gguf_file(tmp_path) == tmp_path / "model.gguf" == gguf_file(tmp_path / "model.gguf")
     assert gguf_file(tmp_path / "hf") is None
     begun: list[str] = []
-    first = unpacked_gguf(tmp_path / "model.gguf", ALL_KEPT, begun.append, None)
-    assert unpacked_gguf(tmp_path / "model.gguf", ALL_KEPT, begun.append, None) == first
+    first = GgufCheckpoint(tmp_path / "model.gguf", ALL_KEPT).unpacked(begun.append, None)
+    assert GgufCheckpoint(tmp_path / "model.gguf", ALL_KEPT).unpacked(begun.append, None) == first
     assert begun == ["Unpack model.gguf"]
     os.utime(tmp_path / "model.gguf", ns=(0, 1))  # replaced by a file of the same size
-    assert unpacked_gguf(tmp_path / "model.gguf", ALL_KEPT, begun.append, None) != first
+    assert GgufCheckpoint(tmp_path / "model.gguf", ALL_KEPT).unpacked(begun.append, None) != first
     assert begun == ["Unpack model.gguf"] * 2
 
 

@@ -1,5 +1,6 @@
 """A checkpoint without a recipe: its default recipe, and the bundle that is built once and found again."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,10 +16,12 @@ from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRequest
-from tandemrt.export.bundle import on_demand
+from tandemrt.export.bundle import sources
 from tandemrt.export.bundle.build import build
-from tandemrt.export.bundle.default_recipe import CPU, CUDA, LEAST_LENGTH, Machine, default_recipe, recipe_name
-from tandemrt.export.bundle.on_demand import CheckpointSource
+from tandemrt.export.bundle.cached_build import write_default_recipe
+from tandemrt.export.bundle.default_recipe import CPU, CUDA, LEAST_LENGTH, default_recipe
+from tandemrt.export.bundle.machine import Machine
+from tandemrt.export.bundle.sources import CheckpointSource, recipe_name
 from tests.engine.gguf_files import write_gguf
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -36,6 +39,14 @@ def begin(title):
 print(find_or_build(sys.argv[1], NO_CHOICES, begin=begin, on_recipe=lambda file: None, on_note=lambda note: None))
 """
 PARAMS = SamplingParams(max_tokens=8, seed=1)
+# Runs the command line, then prints the libraries that only a build needs.
+COMMAND = """
+import atexit, sys
+slow = {"gguf", "onnx", "onnx_ir", "pygments", "safetensors", "torch", "transformers"}
+atexit.register(lambda: print("imported", sorted(slow & sys.modules.keys())))
+from tandemrt.cli import main
+main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +87,16 @@ def test_a_checkpoint_is_built_once_and_found_again(checkpoint: Path, cache: Pat
     assert capfd.readouterr().err == ""
 
 
+def test_run_imports_no_library_that_builds_for_a_bundle_in_the_cache(checkpoint: Path) -> None:
+    """torch and onnx_ir take 3 s of a start."""
+    LLM(checkpoint, dtype="float32", threads=1).close()
+    arguments = ["run", str(checkpoint), "hello", "--raw", "--max-tokens", "2", "--dtype", "float32", "--threads", "1"]
+    command = [sys.executable, "-c", COMMAND, *arguments]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "imported []"
+    assert ran.stderr == ""
+
+
 def test_the_written_recipe_can_be_edited_and_built(checkpoint: Path, cache: Path, run, tmp_path: Path) -> None:
     assert run("export", "build", str(checkpoint), "--out", str(tmp_path / "a"), "--max-model-len", "300")[0] == 0
     (file,) = (cache / "bundles").glob("*.toml")
@@ -84,21 +105,43 @@ def test_the_written_recipe_can_be_edited_and_built(checkpoint: Path, cache: Pat
     assert run("export", "build", str(file), "--out", str(tmp_path / "b"))[0] == 0
 
 
-@pytest.mark.parametrize("name", ["Tiny-Model", "./Tiny-Model/", "../on_demand/Tiny-Model", "tiny.gguf", "./tiny.gguf"])
+@pytest.mark.parametrize(
+    ("name", "draft"),
+    [
+        ("Tiny-Model", "./small"),
+        ("./Tiny-Model/", "tiny.gguf"),
+        ("../on_demand/Tiny-Model", "small"),
+        ("tiny.gguf", "./tiny.gguf"),
+        ("./tiny.gguf", "small"),
+    ],
+)
 def test_a_recipe_names_a_relative_checkpoint_and_draft_so_that_it_finds_them(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, draft: str
 ) -> None:
     home = tmp_path / "on_demand"
     shutil.copytree(checkpoint, home / "Tiny-Model")
     shutil.copytree(checkpoint, home / "small")
     write_gguf(checkpoint, home / "tiny.gguf", "qwen3")
     monkeypatch.chdir(home)
-    source = CheckpointSource.find(name, BuildOptions(draft="./small"), begin=print)
-    file = source.write_recipe()
+    source = CheckpointSource.find(name, BuildOptions(draft=draft), begin=print)
+    file = write_default_recipe(source, print, None)
     monkeypatch.chdir(tmp_path)
     recipe = Recipe.load(file)
     assert recipe.target.checkpoint == (home / name).resolve()
-    assert recipe.checkpoints()["draft"] == home / "small"
+    assert recipe.checkpoints()["draft"] == home / draft
+
+
+def test_a_gguf_file_that_changed_is_another_model_in_a_recipe_and_as_a_draft(checkpoint: Path, tmp_path: Path) -> None:
+    file, recipe = tmp_path / "tiny.gguf", tmp_path / "recipe.toml"
+    recipe.write_text(f'name = "tiny"\n[target]\ncheckpoint = "{file}"\n')
+    options = BuildOptions(draft=str(file))
+    places = set()
+    for modified_ns in (0, 10**9):
+        file.write_bytes(b"GGUF")
+        os.utime(file, ns=(modified_ns, modified_ns))
+        places |= {sources.find_source(str(recipe), NO_CHOICES, begin=print, progress=None).folder}
+        places |= {CheckpointSource.find(str(checkpoint), options, begin=print).folder}
+    assert len(places) == 4
 
 
 def test_a_changed_checkpoint_or_another_choice_is_built_anew(tmp_path: Path, cache: Path) -> None:
@@ -245,7 +288,7 @@ def test_a_gguf_file_gets_8_bits_whatever_the_types_of_its_weights(checkpoint: P
         write_gguf(checkpoint, file, "qwen3", kind, kinds=kinds)
         source = CheckpointSource.find(str(tmp_path / name), BuildOptions(), begin=print)
         small = replace(source, machine=Machine(CPU, 10**7))
-        recipe = Recipe.load(small.write_recipe())
+        recipe = Recipe.load(write_default_recipe(small, print, None))
         assert recipe.target.dtype == "int8"
         lengths.add(recipe.limits.length)
     assert len(lengths) == 1, "weights that stay packed and weights that are rounded count alike"
@@ -313,8 +356,8 @@ def test_chat_answers_one_chat_and_a_list_of_chats(tiny_bundle: Path) -> None:
 
 
 def test_a_model_is_built_anew_for_other_operators(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = on_demand._cache_place("model", "checkpoint")
-    assert on_demand._cache_place("model", "checkpoint") == place
+    place = sources._cache_place("model", "checkpoint")
+    assert sources._cache_place("model", "checkpoint") == place
     older = replace(SCHEMAS["verify_draft"], inputs=SCHEMAS["verify_draft"].inputs[:-1])
-    monkeypatch.setattr(on_demand, "SCHEMAS", SCHEMAS | {"verify_draft": older})
-    assert on_demand._cache_place("model", "checkpoint") != place
+    monkeypatch.setattr(sources, "SCHEMAS", SCHEMAS | {"verify_draft": older})
+    assert sources._cache_place("model", "checkpoint") != place

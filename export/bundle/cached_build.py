@@ -1,0 +1,80 @@
+"""Build the bundle of a recipe or of a checkpoint without one into the user's cache."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.engines.text.tokenizer import read_chat_templates
+from tandemrt.engines.user_cache import write_file
+from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.default_recipe import default_recipe
+from tandemrt.export.bundle.gguf import GgufCheckpoint, with_unpacked_gguf
+from tandemrt.export.bundle.sources import CheckpointSource, RecipeSource, is_usable, recipe_name
+from tandemrt.export.compile.backends import CompileOptions
+from tandemrt.export.quantize.writer import Progress
+from tandemrt.export.read.converted_tokenizer import tokenizer_folder
+from tandemrt.export.read.hub import resolve_checkpoints
+from tandemrt.export.read.tokenizer import missing_chat_template
+from tandemrt.export.staging import sole_builder, unwritable_cache
+
+Begin = Callable[[str], None]  # receives the title of a step
+
+
+def build_into_cache(
+    source: RecipeSource | CheckpointSource,
+    folder: Path,
+    begin: Begin,
+    on_recipe: Callable[[Path], None],
+    progress: Progress | None,
+    *,
+    needs_chat_template: bool,
+) -> tuple[str, ...]:
+    """Build the bundle of ``source`` at ``folder``, unless another process does meanwhile. Return the build's notes.
+
+    The arguments are those of ``find_or_build``.
+    """
+    with sole_builder(folder, begin):
+        if is_usable(folder):
+            return ()
+        if isinstance(source, RecipeSource):
+            recipe = source.recipe
+            if needs_chat_template:
+                local = with_unpacked_gguf(recipe, begin, progress, needs_chat_template=True)
+                local = resolve_checkpoints(local, begin, progress)
+                _require_chat_template(local.target.checkpoint, source.model)
+        else:
+            file = write_default_recipe(source, begin, progress, needs_chat_template=needs_chat_template)
+            on_recipe(file)
+            recipe = Recipe.load(file)
+        compiling = CompileOptions(progress=progress)
+        return build(recipe, folder, force=True, progress=begin, compiling=compiling).notes
+
+
+def write_default_recipe(
+    source: CheckpointSource, begin: Begin, progress: Progress | None, *, needs_chat_template: bool = False
+) -> Path:
+    """Write the default recipe next to the place of the bundle, and return its file.
+
+    A GGUF file is unpacked for it. Raises BadRequest before that if the model has no chat template and it
+    ``needs_chat_template``, and BadBundle for a cache that cannot be written.
+    """
+    checkpoint, name = source.checkpoint, source.model
+    if isinstance(checkpoint, GgufCheckpoint):
+        name = str(Path(source.model).resolve())
+        checkpoint = checkpoint.unpacked(begin, progress, needs_chat_template=needs_chat_template)
+    elif Path(source.model).is_dir():
+        name = str(checkpoint)
+    if needs_chat_template:
+        _require_chat_template(checkpoint, source.model)
+    text = default_recipe(checkpoint, recipe_name(source.model), name, source.options, source.machine)
+    file = source.folder.with_name(f"{source.folder.name}.toml")
+    try:
+        write_file(file, text.encode())
+    except OSError as error:
+        raise unwritable_cache(error) from error
+    return file
+
+
+def _require_chat_template(checkpoint: Path, model: str) -> None:
+    if checkpoint.is_dir() and "default" not in read_chat_templates(tokenizer_folder(checkpoint)):
+        raise missing_chat_template(model)
