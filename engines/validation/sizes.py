@@ -1,7 +1,10 @@
 """Sizes of nested values."""
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any
+
+_WITHOUT_TEXT = frozenset({int, float, bool, NoneType})  # of JSON; the ids of a long prompt are counted at once
 
 
 def exceeds(value: Any, most: int) -> bool:
@@ -28,4 +31,6 @@ def text_bytes(value: Any) -> int:
         return len(value.encode(errors="surrogatepass"))
     if isinstance(value, Mapping):
         return sum(map(text_bytes, value.values()))
-    return sum(map(text_bytes, value)) if isinstance(value, list | tuple) else 2
+    if isinstance(value, list | tuple):
+        return 2 * len(value) if _WITHOUT_TEXT.issuperset(map(type, value)) else sum(map(text_bytes, value))
+    return 2

@@ -11,14 +11,15 @@ from tools.quality.attack.requests import requests
 REFUSED = {  # requests that are refused by size alone, and words of the message
     "prompt of 1 MB": "max_prompt_bytes",
     "prompt of 800,000 ids": "at most 511 tokens",
-    "chat of 20,000 messages": "messages and tools hold more than 32768 characters",
+    "chat of 20,000 messages": "at most 65536 texts, lists and objects",
+    "chat of 4 MB": "messages and tools hold more than 32768 characters",
     "50,000 stop strings": "at most 256 strings",
     "500,000 banned ids": "banned_token_ids: must have at most",
     "128 outputs with 20 logprobs": "outputs times max_tokens times logprobs + 1",
     "EBNF: 100,000 rules": "max_grammar_bytes",
     "regex: brackets 5,000 deep": "more than 64 nested groups",
     "regex: 20,000 words": "at most 32768 bytes",
-    "schema: 20,000 properties": "max_grammar_bytes",
+    "schema: 20,000 properties": "at most 65536 texts, lists and objects",
 }
 
 

@@ -6,9 +6,11 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -110,6 +112,30 @@ def test_silent_connections_do_not_close_the_server(limited: Served) -> None:
         assert ask(limited, "/health", "127.0.0.4")[0] == 200
     assert eventually(lambda: ask(limited, "/v1/models", "127.0.0.2")[0] == 200)
     assert eventually(lambda: ask(limited, "/v1/models", "127.0.0.4")[0] == 200)
+
+
+def test_a_flood_of_connections_leaves_turns_to_other_events(served: Served) -> None:
+    loop, server = served.server.servers[0].get_loop(), served.server
+    numbers: list[int] = []
+    done = threading.Event()
+
+    def count() -> None:
+        numbers.append(len(server.server_state.connections))
+        if numbers[-1] - numbers[0] < 100:
+            loop.call_soon(count)
+        else:
+            done.set()
+
+    with ExitStack() as stack:
+
+        def flood() -> None:  # the system takes the connections while the loop stands still
+            for _ in range(100):
+                stack.enter_context(connected(served, "127.0.0.9"))
+            count()
+
+        loop.call_soon_threadsafe(flood)
+        assert done.wait(PATIENCE_S)
+    assert max(after - before for before, after in pairwise(numbers)) <= 20
 
 
 def held_bytes(served: Served) -> int:

@@ -127,7 +127,7 @@ def parse_json(body: bytes, name: str = "the body") -> dict[str, Any]:
         raise BadRequest(f"{name} must be JSON of a sensible depth, received {len(body)} bytes") from None
     if not isinstance(value, dict):
         raise BadRequest(f"{name} must be a JSON object, received {quoted(value)}")
-    if lone_surrogate(text, value):
+    if lone_surrogate(text):
         key, member = next((key, member) for key, member in value.items() if not is_encodable({key: member}))
         raise BadRequest(
             f"{clipped(key)}: must be text that UTF-8 can encode, received {quoted(member)}; join or drop lone "

@@ -43,6 +43,8 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 5.0  # for clients to take their last answer
 _POLL_S = 0.05
+_BACKLOG = 2048  # connections that wait to be accepted
+_ACCEPTED_AT_ONCE = 8  # between two other events of the loop: a flood of connections must not delay answers
 _NAME_AND_FOLDER = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._-]*)=(?P<folder>.+)")
 
 
@@ -124,6 +126,7 @@ class Server(uvicorn.Server):
                 app,
                 host=config.host,
                 port=config.port,
+                backlog=_ACCEPTED_AT_ONCE,
                 http=partial(LimitedProtocol, limits=ConnectionLimits(config)),  # type: ignore[arg-type]  # is called
                 loop="asyncio",  # the tested one, also where another package has brought uvloop
                 ws="none",
@@ -141,10 +144,13 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             for listener in sockets or []:
-                listener.listen(self.config.backlog)
+                listener.listen(_BACKLOG)
         except OSError as error:  # another server bound the port at the same time and listens first
             raise unavailable(self._settings, error) from error
         await super().startup(sockets)
+        for listener in (each for server in self.servers for each in server.sockets):
+            with listener.dup() as own:
+                own.listen(_BACKLOG)  # asyncio has set it to what it accepts at a time
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
             scheme = "https" if self.config.is_ssl else "http"

@@ -227,7 +227,7 @@ def _from_json(name: str, value: Any) -> Any:
         raise BadRequest(f"{name}: must be JSON, received {quoted(value)}: {clipped(error)}") from error
     except RecursionError:
         raise BadRequest(f"{name}: must be JSON of a sensible depth, received {len(value)} characters") from None
-    if lone_surrogate(value, parsed):
+    if lone_surrogate(value):
         raise BadRequest(
             f"{name}: must be text that UTF-8 can encode, received {quoted(value)}; join or drop lone surrogates"
         )

@@ -17,6 +17,7 @@ _CHUNKS = b"1\r\n \r\n" * (64 << 10)
 _LARGE = {"max_tokens": 97, "logprobs": 20, "ignore_eos": True}
 _PROMPT_LOGPROBS = {"prompt": [[70] * 400] * 128, "prompt_logprobs": 20, "max_tokens": 1}
 _KEYS = b"{%s}" % b",".join([*(b'"k%d":1' % index for index in range(200_000)), rb'"\ud83d\ude00":1'])
+_LISTS = b'{"messages":[{"role":"user","content":"x"}],"tools":[%s]}' % b",".join([b"[]"] * 1_000_000)
 _VARIABLES = {
     "messages": [{"role": "user", "content": "x"}],
     "max_tokens": 1,
@@ -43,6 +44,7 @@ def behaviours() -> dict[str, Callable[[HttpFrontend], str]]:
         "one text with all logprobs": lambda frontend: frontend.send({"prompt": "x"} | _LARGE),
         "10,000 unread variables": lambda frontend: frontend.send(_VARIABLES),
         "200,000 keys, one with an escaped character": lambda frontend: frontend.post("/v1/completions", _KEYS),
+        "1,000,000 lists": lambda frontend: frontend.post("/v1/chat/completions", _LISTS),
         "text/plain": lambda frontend: _status(frontend, b"Content-Type: text/plain\r\n"),
         "another host's name": lambda frontend: _status(frontend, b"Host: evil.example\r\n"),
     }

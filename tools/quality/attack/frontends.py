@@ -3,25 +3,27 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.validation.errors import TandemError
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.request import RequestOutput, StreamOutput
 from tandemrt.runtime.workers.clients import Client
-from tools.clients.http import Body, post, post_lines
+from tools.clients.http import Body, post
 from tools.clients.openai import openai_server
 from tools.quality.attack.requests import Fields
+from tools.quality.attack.victim import VICTIM
 
 REFUSED = "refused: "
-VICTIM: dict[str, Any] = {"prompt": "x", "ignore_eos": True, "max_tokens": 300, "seed": 1}
 
 
 class Frontend(Protocol):
@@ -102,9 +104,11 @@ class HttpFrontend:
         return refused(answer["error"]["message"]) if "error" in answer else str(answer["choices"][0]["finish_reason"])
 
     def stream(self) -> Iterator[float]:
-        for line in post_lines(self.port, "/v1/completions", {**VICTIM, "stream": True, "user": "victim"}):
-            if line.startswith(b"data: {"):
-                yield time.perf_counter()
+        """Stream from a process of its own: in this one it would wait for the attackers."""
+        command = [sys.executable, "-m", "tools.quality.attack.victim", str(self.port)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            yield from map(float, process.stdout)
 
 
 @contextmanager
