@@ -1,7 +1,7 @@
 """A decoder in steps: subgraphs that onnxruntime runs, operators between them, and the values that they pass on.
 
-``export/passes/cut.py`` writes it and ``runtime/device/backends/executor.py`` runs it. Neither depends on what a step
-computes.
+``export/passes/cut.py`` writes it and ``runtime/device/backends/onnxruntime/executor.py`` runs it. Neither depends on
+what a step computes.
 """
 
 from collections import Counter

@@ -28,11 +28,11 @@ from tandemrt.plugins.operators.launch import Call, Context
 from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
 from tandemrt.plugins.tensors.torch import Tensor
 from tandemrt.runtime.device.backends.base import Engine
-from tandemrt.runtime.device.backends.constants import constants_of
-from tandemrt.runtime.device.backends.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime.constants import constants_of
 from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
-from tandemrt.runtime.device.backends.sessions import onnxruntime
-from tandemrt.runtime.device.backends.subgraphs import OpenSubgraph
+from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime.sessions import onnxruntime
+from tandemrt.runtime.device.backends.onnxruntime.subgraphs import OpenSubgraph
 
 _CPU = torch.device("cpu")
 _FOLDER = "session.model_external_initializers_file_folder_path"

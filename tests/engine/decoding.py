@@ -26,10 +26,10 @@ from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.launch import Context, Ranks
 from tandemrt.runtime.caches.kv_cache import no_prompts, window_bindings
 from tandemrt.runtime.device.backends.base import Engine
-from tandemrt.runtime.device.backends.constants import read_constants
-from tandemrt.runtime.device.backends.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime.constants import read_constants
 from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
-from tandemrt.runtime.device.backends.subgraphs import open_subgraphs
+from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime.subgraphs import open_subgraphs
 from tools.quality.families.cases import FAMILIES, of_config
 
 CPU = torch.device("cpu")

@@ -32,7 +32,7 @@ from tandemrt.plugins.kernels import float8_matmul, matmul_trials
 from tandemrt.plugins.kernels.cudnn_attention import longest_run
 from tandemrt.plugins.kernels.prompt_rows import split_rows
 from tandemrt.plugins.operators.launch import Context
-from tandemrt.runtime.device.backends.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
 from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, fused, make_checkpoint, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8

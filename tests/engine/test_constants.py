@@ -11,9 +11,9 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.export.graph.builder import GraphBuilder, save_model
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.device.backends import constants
-from tandemrt.runtime.device.backends.constants import constants_of, read_constants, stored_parts
-from tandemrt.runtime.device.backends.sessions import CPU, open_session
+from tandemrt.runtime.device.backends.onnxruntime import constants
+from tandemrt.runtime.device.backends.onnxruntime.constants import constants_of, read_constants, stored_parts
+from tandemrt.runtime.device.backends.onnxruntime.sessions import CPU, open_session
 
 VALUES = np.arange(24).astype(ml_dtypes.bfloat16).reshape(6, 4)
 

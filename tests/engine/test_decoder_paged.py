@@ -13,7 +13,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder as CutDecoder
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.export.passes.cut import cut
-from tandemrt.runtime.device.backends.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
 from tests.engine.decoding import SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint, open_steps
 
 CAPACITY = 170  # three blocks, the last one not full

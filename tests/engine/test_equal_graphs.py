@@ -7,7 +7,7 @@ import torch
 
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
-from tandemrt.runtime.device.backends.subgraphs import open_subgraphs
+from tandemrt.runtime.device.backends.onnxruntime.subgraphs import open_subgraphs
 
 CPU = torch.device("cpu")
 

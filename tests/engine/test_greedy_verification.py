@@ -13,8 +13,8 @@ from tandemrt.export.graph.builder import save_model
 from tandemrt.export.model.weightless import build_verify
 from tandemrt.plugins.reference import token_bitmask, verify_draft
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.device.backends.greedy_verification import GreedyVerification
 from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.greedy_verification import GreedyVerification
 from tandemrt.runtime.device.slot_state import SlotState
 
 VOCAB = 70

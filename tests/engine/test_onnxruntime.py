@@ -9,7 +9,7 @@ from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.model.weightless import build_propose
 from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
-from tandemrt.runtime.device.backends.sessions import require_provider
+from tandemrt.runtime.device.backends.onnxruntime.sessions import require_provider
 
 
 def test_a_session_that_fell_back_to_the_cpu_is_refused(tmp_path: Path) -> None:

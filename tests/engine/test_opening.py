@@ -14,7 +14,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import FILE_NAME, Delimiter, EngineName, Manifest
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, BadRequest
-from tandemrt.runtime.device.backends.sessions import CPU, open_session
+from tandemrt.runtime.device.backends.onnxruntime.sessions import CPU, open_session
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "meta", ""])
@@ -161,7 +161,7 @@ def test_an_engine_whose_threads_the_system_refuses_is_no_bad_bundle(tiny_bundle
     script = """
 import os, resource, sys
 from tandemrt.engines.validation.errors import BackendUnavailable
-from tandemrt.runtime.device.backends.sessions import CPU, open_session
+from tandemrt.runtime.device.backends.onnxruntime.sessions import CPU, open_session
 if os.getuid() == 0:  # has no limit
     os.setuid(65534)
 resource.setrlimit(resource.RLIMIT_NPROC, (1, resource.getrlimit(resource.RLIMIT_NPROC)[1]))

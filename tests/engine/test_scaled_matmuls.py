@@ -24,7 +24,7 @@ from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.passes.cut import cut
 from tandemrt.plugins.operators.float8 import FLOAT8 as NUMBERS
 from tandemrt.plugins.reference.float8 import quantize_tokens, scaled_matmul
-from tandemrt.runtime.device.backends.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
 from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8, TOKENS

@@ -18,7 +18,7 @@ from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.export.bundle.build import build
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.device.backends.shared_weights import SharedWeights
+from tandemrt.runtime.device.backends.onnxruntime.shared_weights import SharedWeights
 from tests.engine.draft_kinds import DFLASH, KINDS, SIZES, Target
 from tests.engine.test_drafts import answers, recipe_of
 from tests.engine.test_invisible import output_of

@@ -44,7 +44,7 @@ from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
 from tandemrt.plugins.tensors.host_tensor import CPU
 from tandemrt.runtime.check.decoder_run import DecodePlan, score_as_served, score_at_once
 from tandemrt.runtime.check.reference import open_reference
-from tandemrt.runtime.device.backends.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
 from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.engine.draft_kinds import EAGLE3

@@ -14,8 +14,8 @@ from tandemrt.export.model.weightless import build_adjust
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch, reference_adjust, run_adjust
-from tandemrt.runtime.device.backends.kernels import KernelEngine
 from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
+from tandemrt.runtime.device.backends.onnxruntime.kernels import KernelEngine
 from tests.gpu.here import compute_capabilities
 from tests.gpu.rounds import EVEN, MIXED, drive, output_of, paged, tiny
 

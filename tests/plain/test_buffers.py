@@ -14,7 +14,7 @@ from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Subgraph
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.validation.errors import InternalError
-from tandemrt.runtime.device.backends.buffer_plan import ALIGNMENT, plan_buffers
+from tandemrt.runtime.device.backends.onnxruntime.buffer_plan import ALIGNMENT, plan_buffers
 from tandemrt.runtime.device.buffers import Buffer
 
 CALLS = [{"batch": 4, "query": 5}, {"batch": 1, "query": 16}]

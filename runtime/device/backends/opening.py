@@ -15,7 +15,7 @@ from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Engine
 
 if TYPE_CHECKING:
-    from tandemrt.runtime.device.backends.shared_weights import Initializers, SharedWeights
+    from tandemrt.runtime.device.backends.onnxruntime.shared_weights import Initializers, SharedWeights
 
 _CONCURRENT_SESSIONS = 4  # sessions that open concurrently; each uses one thread to read and optimize its graph
 
@@ -97,6 +97,6 @@ def _opener(folder: str) -> Opener:
 
 
 def _shared_weights(bundle: Bundle, device: torch.device) -> "SharedWeights":
-    from tandemrt.runtime.device.backends.shared_weights import SharedWeights
+    from tandemrt.runtime.device.backends.onnxruntime.shared_weights import SharedWeights
 
     return SharedWeights(bundle.folder, device)

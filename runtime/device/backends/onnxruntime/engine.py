@@ -9,7 +9,7 @@ from tandemrt.plugins.onnxruntime.sessions import place
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import check_tensors
-from tandemrt.runtime.device.backends.sessions import (
+from tandemrt.runtime.device.backends.onnxruntime.sessions import (
     CPU,
     SPINNING,
     Provider,

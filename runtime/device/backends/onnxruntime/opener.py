@@ -19,16 +19,16 @@ def open_engine(opening: Opening, name: EngineName) -> Engine:
     bundle, device, threads = opening.bundle, opening.device, opening.threads
     entry = bundle.engine(name)
     if entry.decoder is not None:
-        from tandemrt.runtime.device.backends.executor import Executor
+        from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
 
         shared = partial(opening.shared_weights, entry)
         if name == "target" and bundle.manifest.ranks:
-            from tandemrt.runtime.device.backends.ranks import RankedEngine
+            from tandemrt.runtime.device.backends.onnxruntime.ranks import RankedEngine
 
             return RankedEngine.open(bundle, device, threads, shared, cuda_graphs=opening.cuda_graphs)
         return Executor.open(bundle, entry, device, threads, shared)
     if name in WEIGHTLESS_ENGINES and _runs_kernels(bundle, device):
-        from tandemrt.runtime.device.backends.kernels import KernelEngine
+        from tandemrt.runtime.device.backends.onnxruntime.kernels import KernelEngine
 
         return KernelEngine.open(bundle, name, device)
     from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
@@ -48,10 +48,10 @@ def open_engine(opening: Opening, name: EngineName) -> Engine:
     # Read now: another build may replace the folder of the bundle later.
     open_graph = partial(open_graph, content=bundle.path(name).read_bytes())
     if name != "adjust" and contract["logits"].dtype == "float32":
-        from tandemrt.runtime.device.backends.greedy_verification import GreedyVerification
+        from tandemrt.runtime.device.backends.onnxruntime.greedy_verification import GreedyVerification
 
         return GreedyVerification(contract, device, open_graph)
-    from tandemrt.runtime.device.backends.deferred import DeferredEngine
+    from tandemrt.runtime.device.backends.onnxruntime.deferred import DeferredEngine
 
     return DeferredEngine(contract, device, open_graph)
 

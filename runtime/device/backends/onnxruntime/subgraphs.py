@@ -10,8 +10,8 @@ from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.onnxruntime.sessions import place
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of
-from tandemrt.runtime.device.backends.equal_graphs import RenamedGraph, renamed_graph
-from tandemrt.runtime.device.backends.sessions import (
+from tandemrt.runtime.device.backends.onnxruntime.equal_graphs import RenamedGraph, renamed_graph
+from tandemrt.runtime.device.backends.onnxruntime.sessions import (
     CPU,
     Provider,
     bindings,

@@ -18,8 +18,13 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.plugins.tensors.host_tensor import HostTensor
-from tandemrt.runtime.device.backends.sessions import CPU, bindings, onnxruntime, open_session
-from tandemrt.runtime.device.backends.stored_graph import StoredWeight, keep_outputs, load_graph, stored_tensor
+from tandemrt.runtime.device.backends.onnxruntime.sessions import CPU, bindings, onnxruntime, open_session
+from tandemrt.runtime.device.backends.onnxruntime.stored_graph import (
+    StoredWeight,
+    keep_outputs,
+    load_graph,
+    stored_tensor,
+)
 
 _READERS, _CHUNK_BYTES = 8, 1 << 22  # threads, and bytes that each reads at a time
 

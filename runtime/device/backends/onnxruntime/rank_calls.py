@@ -28,8 +28,8 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.plugins.tensors.host_tensor import HostTensor
-from tandemrt.runtime.device.backends.buffer_plan import bytes_of
-from tandemrt.runtime.device.backends.executor import Executor, calls_of
+from tandemrt.runtime.device.backends.onnxruntime.buffer_plan import bytes_of
+from tandemrt.runtime.device.backends.onnxruntime.executor import Executor, calls_of
 from tandemrt.runtime.device.graphs import captured
 from tandemrt.runtime.device.mapped_weights import MappedWeights
 from tandemrt.runtime.device.streams import Streams

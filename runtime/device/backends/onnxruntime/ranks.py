@@ -22,8 +22,8 @@ from tandemrt.plugins.operators.shared_ranks import SharedRanks, shared_bytes
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of, gpus
 from tandemrt.plugins.tensors.host_tensor import array_of
-from tandemrt.runtime.device.backends.executor import Executor
-from tandemrt.runtime.device.backends.rank_calls import (
+from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
+from tandemrt.runtime.device.backends.onnxruntime.rank_calls import (
     HEADER_BYTES,
     Action,
     Caches,
@@ -37,7 +37,7 @@ from tandemrt.runtime.device.backends.rank_calls import (
     published,
     serve_rank,
 )
-from tandemrt.runtime.device.backends.shared_weights import Initializers
+from tandemrt.runtime.device.backends.onnxruntime.shared_weights import Initializers
 from tandemrt.runtime.workers.ranks import RankProcesses
 
 _AHEAD = 32  # commands that rank 0 may write before a GPU's host has enqueued the first of them

@@ -13,7 +13,7 @@ import onnx
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
-from tandemrt.runtime.device.backends.stored_graph import StoredWeight, load_graph, stored_tensor, values
+from tandemrt.runtime.device.backends.onnxruntime.stored_graph import StoredWeight, load_graph, stored_tensor, values
 
 
 @dataclass(frozen=True)

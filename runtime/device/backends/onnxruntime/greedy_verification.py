@@ -14,7 +14,7 @@ from tandemrt.plugins.operators.launch import Call
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.host_tensor import array_of
 from tandemrt.runtime.device.backends.base import check_tensors
-from tandemrt.runtime.device.backends.deferred import DeferredEngine
+from tandemrt.runtime.device.backends.onnxruntime.deferred import DeferredEngine
 
 _Logits = npt.NDArray[np.float32]
 _Words = npt.NDArray[np.int32]

@@ -24,10 +24,10 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.device.backends.base import check_tensors
-from tandemrt.runtime.device.backends.buffer_plan import bytes_of, plan_buffers
-from tandemrt.runtime.device.backends.constants import read_constants
-from tandemrt.runtime.device.backends.shared_weights import Initializers
-from tandemrt.runtime.device.backends.subgraphs import OpenSubgraph, open_subgraphs
+from tandemrt.runtime.device.backends.onnxruntime.buffer_plan import bytes_of, plan_buffers
+from tandemrt.runtime.device.backends.onnxruntime.constants import read_constants
+from tandemrt.runtime.device.backends.onnxruntime.shared_weights import Initializers
+from tandemrt.runtime.device.backends.onnxruntime.subgraphs import OpenSubgraph, open_subgraphs
 
 
 class Executor:

@@ -16,7 +16,7 @@ from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.plugins.tensors.dtypes import viewed
-from tandemrt.runtime.device.backends.sessions import onnxruntime
+from tandemrt.runtime.device.backends.onnxruntime.sessions import onnxruntime
 
 Initializers = dict[str, "onnxruntime.OrtValue"]
 
