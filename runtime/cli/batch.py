@@ -73,7 +73,7 @@ def batch(
     try:
         from tandemrt.runtime.servers.batch.folder import BatchJob, open_folder
         from tandemrt.runtime.servers.batch.lines import check_file
-        from tandemrt.runtime.servers.openai.server import bundles_by_name
+        from tandemrt.runtime.servers.http.server import bundles_by_name
     except ModuleNotFoundError as error:
         raise BackendUnavailable(f"batch: needs {error.name}; {pip_install('serve')}") from error
     if not ray:
@@ -106,7 +106,7 @@ def batch(
 def _here(folders: Mapping[str, Path], options: RuntimeOptions, max_answer: int) -> Iterator["Answers"]:
     """Open the models in this process."""
     from tandemrt.runtime.servers.batch.answers import batch_engine
-    from tandemrt.runtime.servers.openai.server import open_models
+    from tandemrt.runtime.servers.http.server import open_models
 
     with open_models(folders, options) as models:
 

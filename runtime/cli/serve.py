@@ -176,12 +176,12 @@ def serve(
         _import_for_gpu(models, options)
     try:
         from tandemrt.runtime.servers.batch.routes import batch_routes
-        from tandemrt.runtime.servers.openai.access_log import log_to_stderr
-        from tandemrt.runtime.servers.openai.addresses import bind
-        from tandemrt.runtime.servers.openai.config import MAX_CONNECTIONS, ServerConfig
-        from tandemrt.runtime.servers.openai.connections import allow_connections
-        from tandemrt.runtime.servers.openai.server import Server, bundles_by_name, open_models
-        from tandemrt.runtime.servers.openai.tracing import exports_traces
+        from tandemrt.runtime.servers.http.access_log import log_to_stderr
+        from tandemrt.runtime.servers.http.addresses import bind
+        from tandemrt.runtime.servers.http.config import MAX_CONNECTIONS, ServerConfig
+        from tandemrt.runtime.servers.http.connections import allow_connections
+        from tandemrt.runtime.servers.http.server import Server, bundles_by_name, open_models
+        from tandemrt.runtime.servers.http.tracing import exports_traces
     except ModuleNotFoundError as error:
         raise BackendUnavailable(f"serve: needs {error.name}; {pip_install('serve')}") from error
     config = ServerConfig(

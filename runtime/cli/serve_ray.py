@@ -18,7 +18,7 @@ from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli.ray_cluster import connected, resolved
 
 if TYPE_CHECKING:
-    from tandemrt.runtime.servers.openai.config import ServerConfig
+    from tandemrt.runtime.servers.http.config import ServerConfig
 
 KEY_VARIABLE = "TANDEMRT_API_KEY"
 APPLICATION = "tandemrt"
@@ -55,7 +55,7 @@ def serve_with_ray(
     try:
         from ray import serve
 
-        from tandemrt.runtime.servers.openai.server import bundles_by_name
+        from tandemrt.runtime.servers.http.server import bundles_by_name
         from tandemrt.runtime.servers.ray.application import application
         from tandemrt.runtime.servers.ray.deployment import ReplicaCount
     except ModuleNotFoundError as error:
@@ -83,8 +83,8 @@ def app(args: Mapping[str, str]) -> Any:
     ``args``: ``model``, as for ``tandemrt serve``; ``replicas``, such as 4 or 1:8; any option of RuntimeOptions. The
     environment variable TANDEMRT_API_KEY holds the key that clients must send. Raises BadRequest.
     """
-    from tandemrt.runtime.servers.openai.config import ServerConfig
-    from tandemrt.runtime.servers.openai.server import bundles_by_name
+    from tandemrt.runtime.servers.http.config import ServerConfig
+    from tandemrt.runtime.servers.http.server import bundles_by_name
     from tandemrt.runtime.servers.ray.application import application
     from tandemrt.runtime.servers.ray.deployment import ReplicaCount
 

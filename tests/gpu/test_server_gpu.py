@@ -19,7 +19,7 @@ openai = pytest.importorskip("openai")
 _NEEDS = {"exc_type": ImportError, "reason": "needs the packages of the extra serve: pip install '.[serve]'"}
 client, config, conftest = (
     pytest.importorskip(name, **_NEEDS)
-    for name in ("tests.openai.client", "tandemrt.runtime.servers.openai.config", "tests.openai.conftest")
+    for name in ("tests.openai.client", "tandemrt.runtime.servers.http.config", "tests.openai.conftest")
 )
 
 ROOT = Path(__file__).parents[2]

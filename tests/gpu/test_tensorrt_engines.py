@@ -90,7 +90,7 @@ def test_graphs_replay_what_eager_runs_compute(bundle: Path, expected: list[Any]
 def test_16_clients_of_the_server_read_the_texts_of_a_cpu(bundle: Path, expected: list[Any]) -> None:
     conftest, config = (
         pytest.importorskip(name, exc_type=ImportError, reason="needs the packages of the extras serve and dev")
-        for name in ("tests.openai.conftest", "tandemrt.runtime.servers.openai.config")
+        for name in ("tests.openai.conftest", "tandemrt.runtime.servers.http.config")
     )
     # A completion's text includes reasoning, and its seed is a signed integer.
     asked = [

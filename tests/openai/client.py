@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandemrt import LLM
-from tandemrt.runtime.servers.openai.server import Server
+from tandemrt.runtime.servers.http.server import Server
 from tests.waiting import PATIENCE_S
 from tools.demo.corpus import Example, held_out
 

@@ -11,8 +11,8 @@ import pytest
 from tandemrt import LLM
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.runtime.servers.batch.routes import batch_routes
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.server import Server, open_models
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.server import Server, open_models
 from tests.openai.client import Served
 from tests.waiting import PATIENCE_S
 

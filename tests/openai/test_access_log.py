@@ -8,7 +8,7 @@ from tandemrt import LLM, SamplingParams
 from tests.openai.client import Served, endless, events
 from tests.waiting import eventually
 
-LOGGER = "tandemrt.runtime.servers.openai.access_log"
+LOGGER = "tandemrt.runtime.servers.http.access_log"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -13,9 +13,9 @@ import pytest
 from tandemrt.cli import main
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.servers.openai.addresses import bind, unavailable
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.server import Server, open_models
+from tandemrt.runtime.servers.http.addresses import bind, unavailable
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.server import Server, open_models
 
 
 @pytest.fixture

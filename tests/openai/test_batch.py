@@ -17,8 +17,8 @@ from tandemrt.engines.validation.errors import BadRequest, Closed
 from tandemrt.runtime.servers.batch.answers import BatchAnswer, batch_engine
 from tandemrt.runtime.servers.batch.lines import BatchLine
 from tandemrt.runtime.servers.batch.run import run_batch
+from tandemrt.runtime.servers.http.server import open_models
 from tandemrt.runtime.servers.openai.served_models import Models
-from tandemrt.runtime.servers.openai.server import open_models
 from tests.openai.client import EXAMPLES, Served, asking
 from tests.waiting import PATIENCE_S, eventually
 

@@ -15,7 +15,7 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.servers.batch import batches, files, upload, worker
 from tandemrt.runtime.servers.batch.routes import batch_routes
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tandemrt.runtime.servers.openai.served_models import Models
 from tests.openai.client import EXAMPLES, Served, asking
 from tests.openai.conftest import serving

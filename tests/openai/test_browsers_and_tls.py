@@ -14,7 +14,7 @@ import pytest
 
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import Served, endless, events
 from tests.openai.conftest import serving
 from tests.waiting import PATIENCE_S

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import EXAMPLES, Served
 from tests.openai.conftest import serving
 from tests.waiting import PATIENCE_S, eventually

@@ -24,12 +24,12 @@ from hypothesis import strategies as st
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests.prompt import Chat
-from tandemrt.runtime.servers.openai import connections
-from tandemrt.runtime.servers.openai.app import create_app
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.connections import MAX_REFUSED, client_network
+from tandemrt.runtime.servers.http import connections
+from tandemrt.runtime.servers.http.app import create_app
+from tandemrt.runtime.servers.http.body import BodyBudget
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.connections import MAX_REFUSED, client_network
 from tandemrt.runtime.servers.openai.errors import Overloaded
-from tandemrt.runtime.servers.openai.http_body import BodyBudget
 from tandemrt.runtime.servers.openai.served_models import Models
 from tandemrt.runtime.workers.clients import Client
 from tests.openai.client import Served, post_head
@@ -383,7 +383,7 @@ def test_an_unexpected_error_is_answered_as_json(served: Served, monkeypatch: py
 
 def test_the_limit_of_open_files_bounds_connections() -> None:
     program = (
-        "import resource; from tandemrt.runtime.servers.openai.connections import allow_connections as allow\n"
+        "import resource; from tandemrt.runtime.servers.http.connections import allow_connections as allow\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (400, 1000))\n"
         "print(allow(100), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"
         "print(allow(None), resource.getrlimit(resource.RLIMIT_NOFILE)[0])\n"

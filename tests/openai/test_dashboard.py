@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.runtime.servers.openai import dashboard
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http import dashboard
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import EXAMPLES, Served, asking, endless
 from tests.openai.conftest import serving
 from tests.waiting import PATIENCE_S, eventually

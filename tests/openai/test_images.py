@@ -12,8 +12,8 @@ from PIL import Image
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.llm.llm import LLM
-from tandemrt.runtime.servers.openai.app import Models, create_app
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.app import Models, create_app
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.makers import tiny_vision, write_recipe
 
 

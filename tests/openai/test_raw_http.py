@@ -14,8 +14,8 @@ import pytest
 
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.runtime.requests.slots import Round
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.http_framing import MIN_CHUNK, SMALL_CHUNKS
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.framing import MIN_CHUNK, SMALL_CHUNKS
 from tests.openai.client import Served, endless, post_head
 from tests.openai.conftest import serving
 from tests.openai.test_connections import connected, port_of

@@ -15,7 +15,7 @@ import pytest
 from tandemrt import SamplingParams, StreamOutput
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.runtime.requests.prompt import Chat
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import EXAMPLES, Served, asking, endless, events
 from tests.openai.conftest import serving
 from tests.waiting import PATIENCE_S, eventually

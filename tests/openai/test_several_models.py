@@ -14,8 +14,8 @@ from tandemrt import LLM
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.runtime.metrics.names import counters, histograms
-from tandemrt.runtime.servers.openai import server
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http import server
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import Served
 from tests.openai.conftest import serving
 from tests.waiting import eventually

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from fastapi import Request
 
+from tandemrt.runtime.servers.http.body import MIN_BODY_RATE, BodyBudget, read_body
 from tandemrt.runtime.servers.openai.errors import BodyTimeout
-from tandemrt.runtime.servers.openai.http_body import MIN_BODY_RATE, BodyBudget, read_body
 
 LIMIT_S = 30.0
 SECOND = MIN_BODY_RATE  # the bytes that keep a body alive for a second

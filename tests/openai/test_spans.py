@@ -17,10 +17,10 @@ from opentelemetry.trace import StatusCode
 
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BackendUnavailable
-from tandemrt.runtime.servers.openai import tracing
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.spans import _export
-from tandemrt.runtime.servers.openai.tracing import exports_traces
+from tandemrt.runtime.servers.http import tracing
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.spans import _export
+from tandemrt.runtime.servers.http.tracing import exports_traces
 from tests.openai.client import endless, named_events
 from tests.openai.conftest import serving
 

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandemrt import SamplingParams, StreamOutput
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import Served, endless, events
 from tests.openai.conftest import serving
 from tests.waiting import PATIENCE_S, eventually, receive_interrupts

@@ -20,7 +20,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from tandemrt import LLM, SamplingParams, StructuredOutputs
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import EXAMPLES, Served, events
 from tests.openai.conftest import serving
 from tools.demo.tokenizer import CHAT_TEMPLATE

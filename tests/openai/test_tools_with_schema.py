@@ -15,7 +15,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import Served, events, named_events
 from tests.openai.conftest import serving
 from tests.openai.test_tools import COUNT, NESTED

@@ -9,7 +9,7 @@ import pytest
 from tandemrt import SamplingParams
 from tandemrt.cli import main
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.runtime.servers.openai.server import open_models
+from tandemrt.runtime.servers.http.server import open_models
 
 
 def test_a_trace_does_not_contain_the_warm_up(demo_bundle: Path, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ import pytest
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.engines.validation.records import MOST_LINES
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import Served, post_head
 from tests.openai.conftest import serving
 from tests.openai.test_connections import connected
 from tests.openai.test_raw_http import response_of
 from tests.waiting import eventually
 
-LOGGER = "tandemrt.runtime.servers.openai.access_log"
+LOGGER = "tandemrt.runtime.servers.http.access_log"
 ESCAPE = "\x1b[31m"
 COMPLETION = {"prompt": [70] * 300, "max_tokens": 1, "seed": 1}
 CHAT = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}

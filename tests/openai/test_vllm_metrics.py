@@ -7,8 +7,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandemrt import SamplingParams
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.runtime.servers.openai.metrics import metrics_registry
-from tandemrt.runtime.servers.openai.server import open_models
+from tandemrt.runtime.servers.http.metrics import metrics_registry
+from tandemrt.runtime.servers.http.server import open_models
 from tests.openai.client import EXAMPLES, Served, asking
 
 BOARD = [

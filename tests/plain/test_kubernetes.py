@@ -8,7 +8,7 @@ import yaml
 
 from tandemrt.cli import app
 from tandemrt.runtime.cli.serve_ray import KEY_VARIABLE
-from tandemrt.runtime.servers.openai.server import FLUSH_S
+from tandemrt.runtime.servers.http.server import FLUSH_S
 
 MANIFEST = Path(__file__).parents[2] / "docs" / "kubernetes.yaml"
 

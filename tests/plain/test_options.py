@@ -29,7 +29,7 @@ from tandemrt.engines.options.options import (
 )
 from tandemrt.engines.options.text_options import OptionsFromText
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 
 FIELDS = RuntimeOptions.model_fields
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.validation.errors import BadRequest, QueueFull, TandemError
 from tandemrt.runtime.servers.batch.lines import BatchLine
-from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotifier
+from tandemrt.runtime.servers.http.async_stream import AsyncAnswer, EventNotifier
+from tandemrt.runtime.servers.http.rendering import WRITER_THREADS, AnswerWriter, values_of_text
 from tandemrt.runtime.servers.openai.errors import status_of
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS
-from tandemrt.runtime.servers.openai.rendering import WRITER_THREADS, AnswerWriter, values_of_text
 from tandemrt.runtime.servers.openai.served_models import Models
 from tandemrt.runtime.workers.fair import FairExecutor
 

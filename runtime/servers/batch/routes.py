@@ -18,10 +18,10 @@ from tandemrt.runtime.servers.batch.batches import BatchStore
 from tandemrt.runtime.servers.batch.files import MAX_FILES, FileStore
 from tandemrt.runtime.servers.batch.upload import Uploads
 from tandemrt.runtime.servers.batch.worker import BatchWorker
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.connections import client_network
+from tandemrt.runtime.servers.http.body import BodyBudget, read_body
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.connections import client_network
 from tandemrt.runtime.servers.openai.errors import json_response
-from tandemrt.runtime.servers.openai.http_body import BodyBudget, read_body
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS
 from tandemrt.runtime.servers.openai.request_body import parse_json
 from tandemrt.runtime.servers.openai.served_models import Models

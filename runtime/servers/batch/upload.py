@@ -12,8 +12,9 @@ from starlette.requests import ClientDisconnect
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.runtime.servers.batch.files import MAX_FILE
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.connections import client_network
+from tandemrt.runtime.servers.http.body import MIN_BODY_RATE
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.connections import client_network
 from tandemrt.runtime.servers.openai.errors import (
     BodyTimeout,
     BodyTooLarge,
@@ -21,7 +22,6 @@ from tandemrt.runtime.servers.openai.errors import (
     Overloaded,
     UnsupportedMediaType,
 )
-from tandemrt.runtime.servers.openai.http_body import MIN_BODY_RATE
 
 MAX_UPLOADS = 4  # at a time
 _FORM = 64 << 10  # bytes of a form besides its file

@@ -18,7 +18,7 @@ from tandemrt.runtime.servers.batch.files import FileStore
 from tandemrt.runtime.servers.batch.folder import ERRORS, OUTPUT, BatchFolder, BatchJob, UnusableFolder, open_folder
 from tandemrt.runtime.servers.batch.lines import BadFile, CheckedFile, check_file
 from tandemrt.runtime.servers.batch.run import run_batch
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 from tandemrt.runtime.servers.openai.served_models import Models
 
 log = logging.getLogger(__name__)

@@ -1,1 +1,1 @@
-"""HTTP server with the OpenAI API: FastAPI and uvicorn over open bundles."""
+"""The OpenAI API: requests parsed into sampling parameters and prompts, outputs formatted as answers."""

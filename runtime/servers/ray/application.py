@@ -11,9 +11,9 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.runtime.servers.openai.access_log import log_to_stderr
-from tandemrt.runtime.servers.openai.config import MAX_CONNECTIONS, ServerConfig
-from tandemrt.runtime.servers.openai.server import guarded
+from tandemrt.runtime.servers.http.access_log import log_to_stderr
+from tandemrt.runtime.servers.http.config import MAX_CONNECTIONS, ServerConfig
+from tandemrt.runtime.servers.http.server import guarded
 from tandemrt.runtime.servers.ray.deployment import LOG, ReplicaCount, replicated, slots_of
 from tandemrt.runtime.servers.ray.gateway import Gateway
 from tandemrt.runtime.servers.ray.replica import Replica

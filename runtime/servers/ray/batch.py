@@ -12,7 +12,7 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import ProcessLost, quoted
 from tandemrt.runtime.servers.batch.answers import BatchAnswer, batch_engine
 from tandemrt.runtime.servers.batch.lines import BatchLine
-from tandemrt.runtime.servers.openai.server import open_models
+from tandemrt.runtime.servers.http.server import open_models
 from tandemrt.runtime.servers.ray.deployment import ReplicaCount, replicated
 from tandemrt.runtime.servers.ray.gateway import ATTEMPTS
 from tandemrt.runtime.servers.ray.replica import require_open

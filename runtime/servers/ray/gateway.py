@@ -20,11 +20,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tandemrt.engines.validation.errors import BadRequest, ProcessLost, QueueFull, TandemError
-from tandemrt.runtime.servers.openai.cancelled_answers import SentResponse
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.connections import client_network
+from tandemrt.runtime.servers.http.body import BodyBudget, read_body
+from tandemrt.runtime.servers.http.cancelled_answers import SentResponse
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.connections import client_network
 from tandemrt.runtime.servers.openai.errors import error_response, json_response
-from tandemrt.runtime.servers.openai.http_body import BodyBudget, read_body
 from tandemrt.runtime.servers.openai.protocols import endpoint_of
 from tandemrt.runtime.servers.openai.request_body import parse_json
 from tandemrt.runtime.servers.ray.beginning import beginning

@@ -12,11 +12,11 @@ from starlette.types import Message
 
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import Closed
-from tandemrt.runtime.servers.openai.access_log import log_to_stderr
-from tandemrt.runtime.servers.openai.app import create_app
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.access_log import log_to_stderr
+from tandemrt.runtime.servers.http.app import create_app
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.server import open_models
 from tandemrt.runtime.servers.openai.served_models import Models
-from tandemrt.runtime.servers.openai.server import open_models
 
 
 @dataclass(frozen=True)

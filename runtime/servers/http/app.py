@@ -19,12 +19,18 @@ from tandemrt import __version__
 from tandemrt.engines.validation.errors import TandemError, clipped
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.servers.anthropic.request import count_tokens
-from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer, EventNotifier
-from tandemrt.runtime.servers.openai.cache_salts import salted
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.connections import client_network
-from tandemrt.runtime.servers.openai.dashboard import LiveTraces, dashboard
-from tandemrt.runtime.servers.openai.docs_pages import show_file, show_start
+from tandemrt.runtime.servers.http.async_stream import AsyncAnswer, EventNotifier
+from tandemrt.runtime.servers.http.body import BodyBudget, read_body
+from tandemrt.runtime.servers.http.cache_salts import salted
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.connections import client_network
+from tandemrt.runtime.servers.http.dashboard import LiveTraces, dashboard
+from tandemrt.runtime.servers.http.docs_pages import show_file, show_start
+from tandemrt.runtime.servers.http.generated import Generated
+from tandemrt.runtime.servers.http.metrics import metrics_registry
+from tandemrt.runtime.servers.http.pages import pages
+from tandemrt.runtime.servers.http.rendering import WRITER_THREADS, AnswerWriter, render, values_of_text
+from tandemrt.runtime.servers.http.streaming import EventStream, WholeAnswer
 from tandemrt.runtime.servers.openai.errors import (
     ClientDisconnected,
     InvalidApiKey,
@@ -33,15 +39,9 @@ from tandemrt.runtime.servers.openai.errors import (
     error_response,
     json_response,
 )
-from tandemrt.runtime.servers.openai.generated import Generated
-from tandemrt.runtime.servers.openai.http_body import BodyBudget, read_body
-from tandemrt.runtime.servers.openai.metrics import metrics_registry
-from tandemrt.runtime.servers.openai.pages import pages
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS, Endpoint, endpoint_of
-from tandemrt.runtime.servers.openai.rendering import WRITER_THREADS, AnswerWriter, render, values_of_text
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_json
 from tandemrt.runtime.servers.openai.served_models import Models
-from tandemrt.runtime.servers.openai.streaming import EventStream, WholeAnswer
 from tandemrt.runtime.servers.openai.tokenization import detokenize, tokenize
 from tandemrt.runtime.servers.openai.tool_call_probe import detect_format
 from tandemrt.runtime.workers.clients import Client

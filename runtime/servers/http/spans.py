@@ -18,9 +18,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandemrt import __version__
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.servers.openai.generated import Generated, generated_of
+from tandemrt.runtime.servers.http.generated import Generated, generated_of
+from tandemrt.runtime.servers.http.response_status import ResponseStatus
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS
-from tandemrt.runtime.servers.openai.response_status import ResponseStatus
 
 
 class RequestSpans:

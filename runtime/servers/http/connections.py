@@ -14,9 +14,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tandemrt.engines.validation.errors import BadRequest, TandemError, clipped
-from tandemrt.runtime.servers.openai.config import MAX_CONNECTIONS, ServerConfig
+from tandemrt.runtime.servers.http.config import MAX_CONNECTIONS, ServerConfig
+from tandemrt.runtime.servers.http.framing import StrictConnection
 from tandemrt.runtime.servers.openai.errors import HeaderTimeout, Overloaded, error_response, status_of
-from tandemrt.runtime.servers.openai.http_framing import StrictConnection
 
 MAX_REFUSED = 64  # open connections beyond the limits, which get 503, or an answer of /health
 REFUSED_TIMEOUT_S = 5.0  # for the head of a request on one of them

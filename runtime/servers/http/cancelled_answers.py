@@ -6,7 +6,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tandemrt.runtime.servers.openai.async_stream import AsyncRequestStream
+from tandemrt.runtime.servers.http.async_stream import AsyncRequestStream
 from tandemrt.runtime.servers.openai.errors import error_response
 from tandemrt.runtime.servers.openai.protocols import endpoint_of
 from tandemrt.runtime.servers.request_stream import RequestCancelled

@@ -5,7 +5,7 @@ import socket
 from contextlib import ExitStack
 
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
-from tandemrt.runtime.servers.openai.config import ServerConfig
+from tandemrt.runtime.servers.http.config import ServerConfig
 
 
 def bind(config: ServerConfig) -> list[socket.socket]:

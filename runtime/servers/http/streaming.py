@@ -9,9 +9,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tandemrt.engines.validation.errors import TandemError
-from tandemrt.runtime.servers.openai.async_stream import AsyncAnswer
-from tandemrt.runtime.servers.openai.http_body import BodyShare
-from tandemrt.runtime.servers.openai.rendering import AnswerWriter
+from tandemrt.runtime.servers.http.async_stream import AsyncAnswer
+from tandemrt.runtime.servers.http.body import BodyShare
+from tandemrt.runtime.servers.http.rendering import AnswerWriter
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
 PART = 64 << 10  # bytes; a client has --write-timeout for each

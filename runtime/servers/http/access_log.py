@@ -7,9 +7,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tandemrt.engines.validation.errors import clipped, quoted
 from tandemrt.runtime.requests.request import Speculation
-from tandemrt.runtime.servers.openai.generated import Generated, generated_of
-from tandemrt.runtime.servers.openai.hosts import is_address
-from tandemrt.runtime.servers.openai.response_status import ResponseStatus
+from tandemrt.runtime.servers.http.generated import Generated, generated_of
+from tandemrt.runtime.servers.http.hosts import is_address
+from tandemrt.runtime.servers.http.response_status import ResponseStatus
 
 log = logging.getLogger(__name__)
 

@@ -25,19 +25,19 @@ from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.llm.on_demand import bundle_folder
 from tandemrt.runtime.llm.warmup import warm_up
-from tandemrt.runtime.servers.openai.access_log import AccessLog
-from tandemrt.runtime.servers.openai.addresses import unavailable
-from tandemrt.runtime.servers.openai.app import create_app
-from tandemrt.runtime.servers.openai.cancelled_answers import CancelledAnswers
-from tandemrt.runtime.servers.openai.config import ServerConfig
-from tandemrt.runtime.servers.openai.connections import ConnectionLimits, LimitedProtocol
-from tandemrt.runtime.servers.openai.drained_bodies import DrainedBodies
-from tandemrt.runtime.servers.openai.hosts import KnownHosts
+from tandemrt.runtime.servers.http.access_log import AccessLog
+from tandemrt.runtime.servers.http.addresses import unavailable
+from tandemrt.runtime.servers.http.app import create_app
+from tandemrt.runtime.servers.http.cancelled_answers import CancelledAnswers
+from tandemrt.runtime.servers.http.config import ServerConfig
+from tandemrt.runtime.servers.http.connections import ConnectionLimits, LimitedProtocol
+from tandemrt.runtime.servers.http.drained_bodies import DrainedBodies
+from tandemrt.runtime.servers.http.hosts import KnownHosts
+from tandemrt.runtime.servers.http.tracing import exports_traces
 from tandemrt.runtime.servers.openai.served_models import Models
-from tandemrt.runtime.servers.openai.tracing import exports_traces
 
 if TYPE_CHECKING:
-    from tandemrt.runtime.servers.openai.spans import RequestSpans
+    from tandemrt.runtime.servers.http.spans import RequestSpans
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
         app = guarded(CancelledAnswers(create_app(models, config, routers)), config)
         self._spans: RequestSpans | None = None
         if exports_traces(config.otlp_traces_endpoint):
-            from tandemrt.runtime.servers.openai import spans  # an extra
+            from tandemrt.runtime.servers.http import spans  # an extra
 
             app = self._spans = spans.RequestSpans(app, config.otlp_traces_endpoint)
         super().__init__(

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, RedirectResponse, Response
 
-from tandemrt.runtime.servers.openai.pages import page_response
+from tandemrt.runtime.servers.http.pages import page_response
 from tandemrt.runtime.trace.pages import self_contained
 
 _HERE = Path(__file__).parent

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
-from tandemrt.runtime.servers.openai.cache_salts import SaltBy
-from tandemrt.runtime.servers.openai.certificate import require_certificate
+from tandemrt.runtime.servers.http.cache_salts import SaltBy
+from tandemrt.runtime.servers.http.certificate import require_certificate
 
 MAX_CONNECTIONS = 4096
 # What the value of a header cannot hold. A byte of the environment that is not UTF-8 becomes a lone surrogate.
