@@ -15,7 +15,6 @@ from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of, without_trailing_none
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import AttentionWeights, LayerCache, gated_output
-from tandemrt.export.model.block_draft_attention import NormAndRotary
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import norm_weight, stored_norm
 from tandemrt.export.model.rotary import Rotary, Tables, head_order, whole_head_tables
@@ -43,7 +42,7 @@ class PagedAttention:
     spec: ModelSpec
     place: Mapping[str, ir.Value]
     tables: Mapping[tuple[Rope | None, int], Tables]
-    rotary: NormAndRotary | None
+    rotary: Rotary | None
 
     @classmethod
     def over_blocks(
@@ -61,8 +60,7 @@ class PagedAttention:
             return cls(spec, place, tables, None)
         each = {"positions": b.op("Unsqueeze", graph_inputs["positions"], b.constant([2]))}  # each token is a sequence
         unused = graph_inputs["write_index"]  # tables by token have no entries by position
-        rotary = Rotary.of_call(b, spec, each, unused, capacity=positions, dtype=dtype)
-        return cls(spec, place, tables, NormAndRotary(spec, rotary))
+        return cls(spec, place, tables, Rotary.of_call(b, spec, each, unused, capacity=positions, dtype=dtype))
 
     def __call__(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
@@ -144,7 +142,7 @@ class PagedAttention:
         return merged.outputs(b, x, w, wanted)[0], None
 
     def _normed_and_rotated(
-        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, rotary: NormAndRotary
+        self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, rotary: Rotary
     ) -> ir.Value:
         """Norm and rotate queries and keys of ``qkv`` [tokens, width]."""
         keys = self.spec.kv_heads * self.spec.head_dim
@@ -152,8 +150,10 @@ class PagedAttention:
         *parts, value = b.ops("Split", qkv, b.constant(sizes), outputs=3, axis=1)
         joined = []
         for part, norm, width in zip(parts, attention.norms or (None, None), sizes, strict=False):
-            split = b.op("Reshape", part, b.constant([0, -1, 1, self.spec.head_dim]))
-            rotated = rotary.norm_and_rotate(b, split, w, norm, attention.rope)
+            split = b.op("Reshape", part, b.constant([0, -1, self.spec.head_dim]))
+            if norm is not None:  # of three dimensions, as batch-invariant norms are
+                split = stored_norm(b, split, w, norm, self.spec)
+            rotated = rotary(b, b.op("Unsqueeze", split, b.constant([2])), attention.rope, self.spec.head_dim)
             joined.append(b.op("Reshape", rotated, b.constant([0, width])))
         result = b.op("Concat", *joined, value, axis=1)
         result.shape = ir.Shape(dims_of(qkv))  # values between subgraphs need named dimensions

@@ -22,6 +22,7 @@ from tandemrt.export.bundle.build import BuildReport, build
 from tandemrt.export.bundle.graphs import graphs
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.publish import publish
+from tandemrt.export.bundle.vision import open_tower
 from tandemrt.export.compile.backends import CompiledEngine, compile_graph
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.model.decoder import build_decoder
@@ -36,7 +37,7 @@ from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
 from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, fused, make_checkpoint, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8
-from tests.makers import tiny_checkpoint, tiny_hybrid, tiny_latent, write_recipe
+from tests.makers import tiny_checkpoint, tiny_hybrid, tiny_latent, tiny_vision, write_recipe
 
 TOKENS = [3, 1, 60, 12, 7, 7, 0, 41]
 SIZES = {"vocab_size": 64}  # a multiple of 8, as matmuls by cuBLASLt need
@@ -180,7 +181,10 @@ def compiled(folder: Path, target: Path, backend: str, dtype: str) -> CompiledEn
     """Compile the target's graph, without kernels."""
     text = f'name = "onnxruntime-cuda"\n{backend}'
     recipe = Recipe.load(write_recipe(folder / "r.toml", target=target, backend=text, dtype=dtype))
-    graph = next(graph for graph in graphs(recipe, open_models(recipe)) if graph.name == "target")
+    model, *drafts = open_models(recipe)
+    tower, _ = open_tower(recipe, model)
+    models = (model if tower is None else tower.read_by(model), *drafts)
+    graph = next(graph for graph in graphs(recipe, models) if graph.name == "target")
     (folder / "out" / "target").mkdir(parents=True)
     return compile_graph(graph, recipe, folder / "out")
 
@@ -197,6 +201,12 @@ def test_float8_weights_have_it_by_default(tmp_path: Path) -> None:
     target, case = tiny_checkpoint(tmp_path / "t", head_dim=32), FLOAT8["compressed-tensors, channel, inputs by token"]
     quantized.rewrite(target, case.config, case.store)
     assert compiled(tmp_path, target, "", "bfloat16").engine.batch_invariant
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen3_5"])
+def test_a_model_that_reads_images_has_it_by_default(tmp_path: Path, kind: str) -> None:
+    """Its queries and keys are normed and rotated before the attention operator."""
+    assert compiled(tmp_path, tiny_vision(tmp_path / "t", kind), "", "bfloat16").engine.batch_invariant
 
 
 def test_weights_in_4_bits_have_it_if_a_recipe_requires_it(tmp_path: Path) -> None:
