@@ -132,7 +132,7 @@ def tiny_latent(folder: Path, kind: str = "youtu", *, layers: int = 2, seed: int
 IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 _SEES = """{%- for m in messages %}<|im_end|>{{ m.role }}:
 {%- if m.content is string %}{{ m.content }}{% else %}{% for part in m.content -%}
-{%- if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}{% endif -%}
+{%- if part.type == 'image' %}IMAGE{% else %}{{ part.text }}{% endif -%}
 {%- endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<think>{% endif %}"""
 IMAGE_SETTINGS = {
     "image_processor_type": "Qwen2VLImageProcessorFast",
@@ -143,58 +143,45 @@ IMAGE_SETTINGS = {
     "image_mean": [0.5, 0.4, 0.3],
     "image_std": [0.5, 0.6, 0.7],
 }
+GEMMA3_SETTINGS = {
+    "image_processor_type": "Gemma3ImageProcessor",
+    "size": {"height": 32, "width": 32},
+    "do_pan_and_scan": None,
+    "resample": 2,
+    "image_mean": [0.5, 0.5, 0.5],
+    "image_std": [0.5, 0.5, 0.5],
+}
 
 
 def tiny_vision(folder: Path, kind: str = "qwen3_vl") -> Path:
     """Write a random model that reads images, in float32: tokens of 8 x 8 pixels, 4 to 24 per image. Return the folder.
 
-    ``kind``: model_type, a key of _SEEING.
+    ``kind``: model_type, a key of _SEEING. Those of Gemma have 16 tokens per image.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
-    first = 262 + len(DELIMITERS)
-    ids = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    text, tower, outer = _SEEING[kind]
     config = AutoConfig.for_model(
-        kind,
-        text_config={
-            "vocab_size": VOCAB,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 512,
-            "bos_token_id": None,
-            "eos_token_id": 263,
-            **_SEEING[kind],
-        },
-        vision_config={
-            "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": 32,
-            "patch_size": 4,
-            "num_position_embeddings": 36,
-            **({"deepstack_visual_indexes": [0, 1]} if kind.startswith("qwen3_vl") else {}),
-        },
-        eos_token_id=263,
-        **dict(zip(ids, range(first, first + len(ids)), strict=True)),
+        kind, text_config={**_SEEING_TEXT, **text}, vision_config=tower, eos_token_id=263, **outer
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = AutoModelForImageTextToText.from_config(config)
         with torch.no_grad():
             for name, parameter in model.named_parameters():  # else images would hardly change a logit
-                if "visual" in name and parameter.dim() > 1:
+                if ("visual" in name or "vision_tower" in name) and parameter.dim() > 1:
                     parameter.mul_(8)
                 if name == "lm_head.weight":
                     parameter.mul_(40)
+                if "mm_input_projection" in name:
+                    parameter.normal_()
         model.save_pretrained(folder)
     tiny_tokenizer(folder, extra=IMAGE_TOKENS)
-    (folder / "chat_template.jinja").write_text(_SEES)
-    (folder / "preprocessor_config.json").write_text(json.dumps(IMAGE_SETTINGS))
+    image = IMAGE_TOKENS[0] if kind.startswith("gemma") else "".join(IMAGE_TOKENS[at] for at in (0, 2, 1))
+    (folder / "chat_template.jinja").write_text(_SEES.replace("IMAGE", image))
+    settings = GEMMA3_SETTINGS if kind.startswith("gemma") else IMAGE_SETTINGS
+    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
 
 
@@ -290,14 +277,63 @@ _QWEN3_5: dict[str, Any] = {
         "partial_rotary_factor": 0.25,
     },
 }
-_SEEING: dict[str, dict[str, Any]] = {
-    "qwen3_vl": _QWEN3_VL,
-    "qwen3_vl_moe": {**_QWEN3_VL, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
-    "qwen3_5": _QWEN3_5,
-    "qwen3_5_moe": {
-        **{name: value for name, value in _HYBRIDS["experts"].items() if name != "model_type"},
-        **_QWEN3_5,
-    },
+_SEEING_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": 263,
+}
+_QWEN_TOWER = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "patch_size": 4,
+    "num_position_embeddings": 36,
+}
+_DEEPSTACK = {**_QWEN_TOWER, "deepstack_visual_indexes": [0, 1]}
+_FIRST = 262 + len(DELIMITERS)
+_QWEN_TOKENS = {
+    "vision_start_token_id": _FIRST,
+    "vision_end_token_id": _FIRST + 1,
+    "image_token_id": _FIRST + 2,
+    "video_token_id": _FIRST + 3,
+}
+_GEMMA_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 4,
+}
+_GEMMA_TOKENS = {"boi_token_index": _FIRST, "eoi_token_index": _FIRST + 1, "image_token_index": _FIRST + 2}
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
+# By model_type: fields of the text part, of the tower, and around them.
+_SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "qwen3_vl": (_QWEN3_VL, _DEEPSTACK, _QWEN_TOKENS),
+    "qwen3_vl_moe": ({**_QWEN3_VL, **_EXPERTS}, _DEEPSTACK, _QWEN_TOKENS),
+    "qwen3_5": (_QWEN3_5, _QWEN_TOWER, _QWEN_TOKENS),
+    "qwen3_5_moe": (
+        {**{name: value for name, value in _HYBRIDS["experts"].items() if name != "model_type"}, **_QWEN3_5},
+        _QWEN_TOWER,
+        _QWEN_TOKENS,
+    ),
+    "gemma3": (
+        {
+            "head_dim": 32,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+        },
+        _GEMMA_TOWER,
+        {**_GEMMA_TOKENS, "mm_tokens_per_image": 16},
+    ),
 }
 
 

@@ -66,7 +66,9 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     recurrent, history = _recurrent(manifest.engines[name].contract)
     features = features if name == "target" else 0
     if name == "target" and manifest.vision is not None:
-        sizes |= {"position_rows": 3, "image_width": _width(manifest, "target", "image_states")}
+        vision = manifest.vision
+        sizes |= {"position_rows": vision.position_rows, "image_ends": vision.both_ways}
+        sizes["image_width"] = _width(manifest, "target", "image_states")
     return contract.decoder(**sizes, features=features, recurrent=recurrent, history=history)
 
 

@@ -295,9 +295,9 @@ class Manifest(Record):
             raise reject(f"kernels must be among files; got {quoted(unlisted[0])}")
         if self.valid_tokens > self.vocab:
             raise reject(f"valid_tokens must not exceed vocab {quoted(self.vocab)}; got {quoted(self.valid_tokens)}")
-        if self.vision is not None and self.vision.image_token >= self.valid_tokens:
-            rule = f"vision.image_token must be below valid_tokens {quoted(self.valid_tokens)}"
-            raise reject(f"{rule}; got {quoted(self.vision.image_token)}")
+        if self.vision is not None and max(self.vision.tokens) >= self.valid_tokens:
+            rule = f"tokens of vision must be below valid_tokens {quoted(self.valid_tokens)}"
+            raise reject(f"{rule}; got {quoted(max(self.vision.tokens))}")
         needed_capacity = capacity(self.limits.length, slack(self.draft.kind, self.limits.num_draft_tokens))
         if self.limits.capacity < needed_capacity:
             rule = f"limits.capacity must be at least {quoted(needed_capacity)} for draft.kind {self.draft.kind!r}"

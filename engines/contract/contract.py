@@ -107,6 +107,7 @@ def decoder(
     latent: bool = False,
     position_rows: int = 0,
     image_width: int = 0,
+    image_ends: bool = False,
 ) -> Contract:
     """Return the contract of a target or of an independent draft model.
 
@@ -119,6 +120,9 @@ def decoder(
     ``image_width``: width of the states of an image token, outputs of ``vision``; 0: the model reads no images.
     ``image_rows`` has the row of ``image_states`` that a token takes in place of its embedding. Row 0 is zeros and
     stands for tokens of text, which keep theirs.
+
+    ``image_ends``: the input of this name has the position after the image that a token belongs to, and 0 for text. The
+    tokens of an image attend to each other, also to later ones; all of them are in the cache, or in the same call.
 
     A *linear* cache has a row of ``capacity`` tokens per row of the call: ``token_ids`` is a rectangle, and
     ``score_rows`` selects the new tokens of a row that get logits.
@@ -164,6 +168,7 @@ def decoder(
             Binding("write_index", "int64", ("batch",)),
             *((Binding("positions", "int64", (position_rows, *fed)),) if position_rows else ()),
             *(_images(fed, image_width, dtype) if image_width else ()),
+            *((Binding("image_ends", "int64", fed),) if image_ends else ()),
             *(Binding(index, "int64", ("batch",)) for index in indices),
             Binding("score_rows", "int64", ("batch", "rows")),
             *(packed(table_width(capacity)) if paged else ()),

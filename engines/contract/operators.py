@@ -446,6 +446,7 @@ SCHEMAS = {
                 Binding("write_index", "int64", ("batch",)),
                 Binding("cosine", "float32", ("positions", "half_rotated")),
                 Binding("sine", "float32", ("positions", "half_rotated")),
+                Binding("ends", "int64", ("batch", "query")),
             ),
             outputs=(
                 Binding("mixed", "float32", ("batch", "query", "mixed_width")),
@@ -453,6 +454,7 @@ SCHEMAS = {
                 Binding("present_value", "float32", _LINEAR_CACHE),
             ),
             attributes={"heads": "int", "sliding_window": "int", "scale": "float"},
+            optional=("ends",),
             in_place={"present_key": "past_key", "present_value": "past_value"},
             kernels=None,
         ),

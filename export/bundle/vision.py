@@ -7,6 +7,7 @@ from pathlib import Path
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.contract import VISION_DTYPE
 from tandemrt.engines.contract.dtypes import COMPUTE
+from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
@@ -17,6 +18,7 @@ from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.vision import TOWERS, VisionSpec, tower_tensors
 from tandemrt.export.read.vision_language import vision_language
+from tandemrt.plugins.onnxruntime.custom_operators import library
 
 ROLE: EngineName = "vision"
 
@@ -45,7 +47,9 @@ class VisionTower:
 
     def read_by(self, target: Model) -> Model:
         """Return ``target`` as a model that reads images."""
-        return replace(target, spec=replace(target.spec, position_rows=3, image_levels=self.spec.levels))
+        entry, levels = self.spec.entry, self.spec.levels
+        spec = replace(target.spec, image_levels=levels, images_both_ways=entry.both_ways)
+        return replace(target, spec=replace(spec, position_rows=entry.position_rows))
 
     @property
     def graph(self) -> Graph:
@@ -66,11 +70,29 @@ def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple
             raise BadRecipe(f"target.images needs a model and a backend that read images; {why}. Leave it out")
         return None, ()
     try:
-        return VisionTower.open(target), ()
+        tower = VisionTower.open(target)
+        if tower.spec.entry.both_ways:
+            _require_both_ways(tower.spec.entry, recipe, target)
+        return tower, ()
     except BadCheckpoint as error:
         if asked:
             raise
         return None, (f"target: images are not read, only text (target.images): {error}",)
+
+
+def _require_both_ways(entry: VisionEntry, recipe: Recipe, target: Model) -> None:
+    """Raise BadCheckpoint unless tokens of an image can attend to later ones."""
+    if recipe.backend.lowering != "grouped" or target.compute != "float32" or library() is None:
+        raise BadCheckpoint(
+            f"{target.spec.family}: tokens of an image attend to later ones, which {CPU} computes in float32, with a C "
+            "compiler here; not this recipe's backend or dtype"
+        )
+    tokens, chunk = (entry.max_pixels // entry.factor**2), recipe.prefill_chunk(experts=target.spec.experts is not None)
+    if chunk < tokens:
+        raise BadCheckpoint(
+            f"{target.spec.family}: limits.prefill_chunk should be at least the {tokens} tokens of an image, which "
+            f"attend to each other, it is {chunk}"
+        )
 
 
 def _unreadable(recipe: Recipe, target: Model) -> str | None:

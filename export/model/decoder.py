@@ -81,7 +81,7 @@ def build_decoder(
     graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}
 
     token_ids, score_rows = graph_inputs["token_ids"], graph_inputs["score_rows"]
-    of_tokens = [name for name in ("token_ids", "positions", "image_rows") if name in graph_inputs]
+    of_tokens = [name for name in ("token_ids", "positions", "image_rows", "image_ends") if name in graph_inputs]
     padded = [each for each in w.low_bit_formats() if needs_padding(each)] if strategies.accepts_padding else []
     with b.scope("place"):
         if strategies.prompts_have_no_logits:

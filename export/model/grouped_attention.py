@@ -70,7 +70,7 @@ class GroupedAttention:
     ``index``: int64[batch], tokens already cached. ``tokens``: int64[1], new tokens. ``seqlens_k``: int32[batch],
     tokens of a row, new ones included, less one. ``total_sequence_length``: int32[1], the largest number of tokens of a
     row. ``is_draft_window`` and ``is_prompt``: bool[], whether the call is a draft window, or a prompt chunk.
-    ``query_scale``: [capacity, 1].
+    ``query_scale``: [capacity, 1]. ``image_ends``: see contract.decoder; only ``decode_attention`` supports it.
     """
 
     spec: ModelSpec
@@ -83,6 +83,7 @@ class GroupedAttention:
     is_draft_window: ir.Value
     is_prompt: ir.Value
     window: _DraftWindow
+    image_ends: ir.Value | None
 
     @classmethod
     def in_place(
@@ -120,6 +121,7 @@ class GroupedAttention:
             b.op("Squeeze", several, b.constant([0])),
             b.op("Squeeze", b.op("Equal", rows, b.constant([0])), b.constant([0])),
             window,
+            graph_inputs.get("image_ends"),
         )
 
     def __call__(
@@ -287,7 +289,7 @@ class GroupedAttention:
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
     ) -> tuple[ir.Value, ...]:
         """Append the operator of the project: it rotates, writes the cache and attends."""
-        b.add_function(decode_attention())
+        b.add_function(decode_attention(() if self.image_ends is None else ("ends",)))
         cache = (w.dtype, dims_of(past.key))
         no_table = None
         if attention.rope is None:  # a row of no values per position: the operator in standard operators gathers them
@@ -299,6 +301,7 @@ class GroupedAttention:
             past.value,
             self.index,
             *((no_table, no_table) if attention.rope is None else self.rotary.tables[attention.rope]),
+            *(() if self.image_ends is None else (self.image_ends,)),
             domain=DOMAIN,
             outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.heads.query * attention.heads.dim)), cache, cache],
             heads=attention.heads.query,

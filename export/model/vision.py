@@ -1,7 +1,7 @@
 """The graph of a vision tower: patches of one image in, the states of its tokens out.
 
-A transformer over all patches, which turns queries and keys by row and column of a patch. Mergers join the patches of a
-square to one token: one after the last layer, and one after each tap (DeepStack). Patches come square by square.
+A transformer over all patches, which may turn queries and keys by row and column of a patch. Mergers make one token of
+the patches of a square: one after the last layer, and one after each tap (DeepStack). Patches come square by square.
 """
 
 import numpy as np
@@ -16,7 +16,6 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.vision import VisionSpec
 
 CORNERS = 4  # learned positions that bilinear interpolation weighs
-_EPSILON = 1e-6  # of all norms, which no config names
 
 
 def vision_contract(spec: VisionSpec) -> Contract:
@@ -35,17 +34,20 @@ def build_vision(spec: VisionSpec, checkpoint: Checkpoint) -> ir.Model:
     inputs = {binding.name: b.input(binding) for binding in bindings.inputs}
     with b.scope("patches"):
         stream = b.op("Add", _embedded(b, w, spec, inputs["pixels"]), _learned_positions(b, w, spec, inputs))
-        tables = _rotation(b, spec, inputs["positions"])
+        tables = None if spec.rope_theta is None else _rotation(b, spec, inputs["positions"], spec.rope_theta)
     levels: list[ir.Value] = []
     for layer in range(spec.layers):
         with b.scope(f"blocks.{layer}"):
-            stream = _block(b, w, spec, stream, tables, f"blocks.{layer}")
+            stream = _block(b, w, spec, stream, tables, f"{spec.names.layer}.{layer}")
         if layer in spec.taps:
             with b.scope(f"taps.{layer}"):
                 name = f"deepstack_merger_list.{spec.taps.index(layer)}"
                 levels.append(_merged(b, w, spec, stream, name, norm_last=True))
     with b.scope("merger"):
-        first = _merged(b, w, spec, stream, "merger", norm_last=False)
+        if spec.merger == "mean":
+            first = _projected_means(b, w, spec, stream)
+        else:
+            first = _merged(b, w, spec, stream, "merger", norm_last=False)
         states = b.op("Concat", first, *levels, axis=-1) if levels else first
     b.output(bindings.outputs[0], states)
     w.finish()
@@ -54,25 +56,25 @@ def build_vision(spec: VisionSpec, checkpoint: Checkpoint) -> ir.Model:
 
 def _embedded(b: GraphBuilder, w: Weights, spec: VisionSpec, pixels: ir.Value) -> ir.Value:
     """The frames of a still image are equal, so their weights are added."""
-    side = spec.entry.patch_size
-    weight = w("patch_embed.proj.weight", (spec.hidden, 3, spec.frames, side, side))
-    summed = b.op("ReduceSum", weight, b.constant([2]), keepdims=0)
+    side, name, frames = spec.entry.patch_size, spec.names.patches, (spec.frames,) if spec.frames else ()
+    weight = w(f"{name}.weight", (spec.hidden, 3, *frames, side, side))
+    summed = b.op("ReduceSum", weight, b.constant([2]), keepdims=0) if frames else weight
     flat = b.op("Reshape", summed, b.constant([spec.hidden, spec.pixels]))
     embedded = b.op("MatMul", pixels, b.op("Transpose", flat, perm=[1, 0]))
-    return b.op("Add", embedded, w("patch_embed.proj.bias", (spec.hidden,)))
+    return b.op("Add", embedded, w(f"{name}.bias", (spec.hidden,)))
 
 
 def _learned_positions(b: GraphBuilder, w: Weights, spec: VisionSpec, inputs: dict[str, ir.Value]) -> ir.Value:
-    table = w("pos_embed.weight", (spec.positions, spec.hidden))
+    table = w(spec.names.positions, (spec.positions, spec.hidden))
     weights = b.op("Unsqueeze", inputs["corner_weights"], b.constant([2]))
     weighted = b.op("Mul", b.op("Gather", table, inputs["corners"]), weights)
     return b.op("ReduceSum", weighted, b.constant([1]), keepdims=0)
 
 
-def _rotation(b: GraphBuilder, spec: VisionSpec, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
+def _rotation(b: GraphBuilder, spec: VisionSpec, positions: ir.Value, theta: float) -> tuple[ir.Value, ir.Value]:
     """Return cosine and sine [1, patches, head / 2]: the first half of them turns by row, the second by column."""
     half = spec.hidden // spec.heads // 2
-    frequencies = 1.0 / spec.rope_theta ** (np.arange(0, half, 2, dtype=np.float32) / half)
+    frequencies = 1.0 / theta ** (np.arange(0, half, 2, dtype=np.float32) / half)
     angles = b.op(
         "Mul",
         b.op("Unsqueeze", b.cast(positions, "float32"), b.constant([2])),
@@ -83,43 +85,58 @@ def _rotation(b: GraphBuilder, spec: VisionSpec, positions: ir.Value) -> tuple[i
 
 
 def _block(
-    b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value, tables: tuple[ir.Value, ir.Value], name: str
+    b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value, tables: tuple[ir.Value, ir.Value] | None, name: str
 ) -> ir.Value:
-    normed = _norm(b, w, stream, f"{name}.norm1")
-    joined = Linear.stored(f"{name}.attn.qkv", 3 * spec.hidden, bias=True)(b, normed, w)
+    names, hidden = spec.names, spec.hidden
+    normed = _norm(b, w, spec, stream, f"{name}.{names.norms[0]}")
+    widths = (3 * hidden // len(names.qkv),) * len(names.qkv)
+    joined = Linear(tuple(f"{name}.{each}" for each in names.qkv), widths, bias=True)(b, normed, w)
     batched = b.op("Unsqueeze", joined, b.constant([0]))  # the operators want a batch
-    query, key, value = b.ops("Split", batched, b.constant([spec.hidden] * 3), outputs=3, axis=-1)
-    query, key = (b.op("RotaryEmbedding", rows, *tables, num_heads=spec.heads) for rows in (query, key))
+    query, key, value = b.ops("Split", batched, b.constant([hidden] * 3), outputs=3, axis=-1)
+    if tables is not None:
+        query, key = (b.op("RotaryEmbedding", rows, *tables, num_heads=spec.heads) for rows in (query, key))
     (mixed,) = b.custom(  # onnxruntime computes it in tiles, and never has a row of scores for every patch
         "MultiHeadAttention",
         query,
         key,
         value,
         domain=LIBRARY,
-        outputs=[(w.dtype, (1, "patches", spec.hidden))],
+        outputs=[(w.dtype, (1, "patches", hidden))],
         num_heads=spec.heads,
     )
     mixed = b.op("Squeeze", mixed, b.constant([0]))
-    stream = b.op("Add", stream, Linear.stored(f"{name}.attn.proj", spec.hidden, bias=True)(b, mixed, w))
-    normed = _norm(b, w, stream, f"{name}.norm2")
-    wide = Linear.stored(f"{name}.mlp.linear_fc1", spec.intermediate, bias=True)(b, normed, w)
+    stream = b.op("Add", stream, Linear.stored(f"{name}.{names.out}", hidden, bias=True)(b, mixed, w))
+    normed = _norm(b, w, spec, stream, f"{name}.{names.norms[1]}")
+    up, down = names.mlp
+    wide = Linear.stored(f"{name}.{up}", spec.intermediate, bias=True)(b, normed, w)
     activated = b.op("Gelu", wide, approximate=spec.approximate)
-    return b.op("Add", stream, Linear.stored(f"{name}.mlp.linear_fc2", spec.hidden, bias=True)(b, activated, w))
+    return b.op("Add", stream, Linear.stored(f"{name}.{down}", hidden, bias=True)(b, activated, w))
 
 
 def _merged(b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value, name: str, *, norm_last: bool) -> ir.Value:
     """Return one row for each square of patches; ``norm_last``: the norm is of the joined patches."""
     width = spec.hidden * spec.entry.merge_size**2
     if not norm_last:
-        stream = _norm(b, w, stream, f"{name}.norm")
+        stream = _norm(b, w, spec, stream, f"{name}.norm")
     joined = b.op("Reshape", stream, b.constant([-1, width]))
     if norm_last:
-        joined = _norm(b, w, joined, f"{name}.norm")
+        joined = _norm(b, w, spec, joined, f"{name}.norm")
     wide = Linear.stored(f"{name}.linear_fc1", width, bias=True)(b, joined, w)
     return Linear.stored(f"{name}.linear_fc2", spec.out, bias=True)(b, b.op("Gelu", wide), w)
 
 
-def _norm(b: GraphBuilder, w: Weights, x: ir.Value, name: str) -> ir.Value:
+def _projected_means(b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value) -> ir.Value:
+    """Return one row for each square of patches: their mean, normed and projected (Gemma 3)."""
+    normed = _norm(b, w, spec, stream, "post_layernorm")
+    squares = b.op("Reshape", normed, b.constant([-1, spec.entry.merge_size**2, spec.hidden]))
+    means = b.op("ReduceMean", squares, b.constant([1]), keepdims=0)
+    weight = w("multi_modal_projector.mm_soft_emb_norm.weight", (spec.hidden,))
+    weight = b.op("Add", weight, b.constant(1.0, w.dtype))
+    means = b.op("RMSNormalization", means, weight, axis=-1, epsilon=spec.norm_eps)
+    return b.op("MatMul", means, w("multi_modal_projector.mm_input_projection_weight", (spec.hidden, spec.out)))
+
+
+def _norm(b: GraphBuilder, w: Weights, spec: VisionSpec, x: ir.Value, name: str) -> ir.Value:
     width = width_of(x)
     weight, bias = w(f"{name}.weight", (width,)), w(f"{name}.bias", (width,))
-    return b.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=_EPSILON)
+    return b.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=spec.norm_eps)

@@ -45,7 +45,7 @@ class ModelSpec:
     (): all have. ``recurrent_norms``: the norms of recurrent layers; None: ``norms``. ``layer_norm``: norms subtract
     the mean and have biases. ``head_bias``: lm_head has a bias. ``position_rows``: see contract.decoder; 3 needs
     Rope.sections. ``image_levels``: 0, or 1 and the number of first layers after which the states of images are added
-    (DeepStack).
+    (DeepStack). ``images_both_ways``: the tokens of an image attend to each other, also to later ones.
     """
 
     family: str
@@ -85,6 +85,7 @@ class ModelSpec:
     head_bias: bool = False
     position_rows: Literal[0, 3] = 0
     image_levels: int = 0
+    images_both_ways: bool = False
 
     @classmethod
     def from_hf(
@@ -267,6 +268,7 @@ class ModelSpec:
             latent=self.latent is not None and cache == "paged",
             position_rows=self.position_rows,
             image_width=self.image_levels * self.hidden,
+            image_ends=self.images_both_ways,
         )
 
 

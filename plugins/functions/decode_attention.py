@@ -8,10 +8,10 @@ import onnx_ir as ir
 from tandemrt.plugins.functions.body import Body, BodyValue
 
 
-def decode_attention() -> ir.Function:
-    """Return the function; inputs and outputs as in the reference."""
-    body = Body.of("decode_attention")
-    qkv, past_key, past_value, index, cosine, sine = body.inputs
+def decode_attention(present: Collection[str] = ()) -> ir.Function:
+    """Return the function; inputs and outputs as in the reference. ``present``: the optional inputs that nodes have."""
+    body = Body.up_to("decode_attention", present)
+    qkv, past_key, past_value, index, cosine, sine, *ends = body.inputs
     heads, kv_heads, head_dim = body.integer("heads"), past_key.size(1), past_key.size(3)
     zeros, query = np.zeros(1, np.int64), qkv.size(1)
     positions = index.expand_dims(1) + body.arange(query)
@@ -29,7 +29,11 @@ def decode_attention() -> ir.Function:
     )
     seen, window = body.arange(key.size(2)), body.integer("sliding_window")
     distance = positions.expand_dims(2) - seen  # [batch, query, capacity]
-    visible = ((distance >= np.int64(0)) & ((distance < window) | window.equals(np.int64(0)))).expand_dims(1, 2)
+    in_window = (distance < window) | window.equals(np.int64(0))
+    before_end = distance >= np.int64(0)
+    for end in ends:
+        before_end |= end.expand_dims(2) > seen
+    visible = (before_end & in_window).expand_dims(1, 2)
 
     # The query heads of a KV head are one more dimension. Unwritten entries may hold NaN.
     grouped = body.op("Reshape", q, body.concat(zeros, kv_heads, heads / kv_heads, query, head_dim, axis=0))
@@ -46,7 +50,7 @@ def decode_attention() -> ir.Function:
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """Return the functions; see Function in plugins/operators/launch.py."""
-    return (decode_attention(),)
+    return (decode_attention(present),)
 
 
 def _rotated(body: Body, x: BodyValue, cosine: BodyValue, sine: BodyValue, positions: BodyValue) -> BodyValue:

@@ -122,16 +122,19 @@ TARGET static void NAME(attend)(void* work, size_t item) {
     const float* values = call->values + kv_head * call->capacity * dim;
     float queries[TOKENS * WIDEST];
     Token tokens[TOKENS];
+    size_t most = 0; /* keys that a token sees */
     for (size_t t = 0; t < count; t++) {
         const size_t token = row * call->query + from + t, position = (size_t)call->index[row] + from + t;
         float* query = queries + t * dim;
         tokens[t] = (Token){.query = query, .mixed = call->out + (token * call->heads + head) * dim, .most = -INFINITY};
-        tokens[t].first = window && position >= window ? position + 1 - window : 0, tokens[t].end = position + 1;
+        tokens[t].first = window && position >= window ? position + 1 - window : 0;
+        tokens[t].end = position + 1;
+        if (call->ends && call->ends[token] > (int64_t)position) tokens[t].end = (size_t)call->ends[token];
+        if (tokens[t].end - tokens[t].first > most) most = tokens[t].end - tokens[t].first;
         rotate(call, call->qkv + token * width + head * dim, position, query);
         for (size_t i = 0; i < dim; i++) query[i] *= call->scale;
         memset(tokens[t].mixed, 0, sizeof(float) * dim);
     }
-    const size_t most = tokens[count - 1].end - tokens[count - 1].first; /* the last token sees the most keys */
     for (size_t done = 0; done < most; done += KEYS) {
         size_t begin[TOKENS], seen[TOKENS]; /* of the block of each token */
         for (size_t t = 0; t < count; t++) {

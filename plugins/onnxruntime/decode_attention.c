@@ -14,11 +14,13 @@
 #define TOGETHER 3  /* of them, those that use a key or value while it is in a register */
 #define STEP 16     /* a head has a multiple of these values */
 #define WIDEST 1024 /* values of a head at most */
+#define INPUTS 7    /* the last is optional */
 
 typedef struct {
     const float* qkv;           /* [batch, query, heads + 2 * kv_heads, dim] */
     const float *cosine, *sine; /* [positions, half] */
     const int64_t* index;       /* [batch] */
+    const int64_t* ends;        /* [batch, query], up to which a token sees later positions, or NULL */
     float *keys, *values;       /* [batch, kv_heads, capacity, dim] */
     float* out;                 /* [batch, query, heads, dim] */
     size_t batch, query, heads, kv_heads, dim, capacity, half, sliding_window;
@@ -104,7 +106,7 @@ typedef struct {
 } Kernel;
 
 /* Check the shapes and fill in the sizes. ``dims``: of the inputs in their order. Returns the rule that is broken. */
-static const char* fit(Call* call, int64_t dims[5][4]) {
+static const char* fit(Call* call, int64_t dims[INPUTS][4]) {
     const int64_t *qkv = dims[0], *cache = dims[1];
     call->batch = (size_t)qkv[0], call->query = (size_t)qkv[1];
     call->kv_heads = (size_t)cache[1], call->capacity = (size_t)cache[2], call->dim = (size_t)cache[3];
@@ -112,12 +114,16 @@ static const char* fit(Call* call, int64_t dims[5][4]) {
     if (call->dim % STEP || call->dim > WIDEST || 2 * call->half > call->dim)
         return "decode_attention: a head must have a multiple of 16 and at most 1,024 values";
     if (call->kv_heads == 0 || call->heads % call->kv_heads || cache[0] != qkv[0] || dims[3][0] != qkv[0] ||
-        (size_t)qkv[2] != (call->heads + 2 * call->kv_heads) * call->dim || memcmp(cache, dims[2], sizeof(dims[2])))
+        (size_t)qkv[2] != (call->heads + 2 * call->kv_heads) * call->dim || memcmp(cache, dims[2], sizeof(dims[2])) ||
+        (call->ends && (dims[6][0] != qkv[0] || dims[6][1] != qkv[1])))
         return "decode_attention: the shapes of the inputs do not fit";
     const int64_t end = call->half && dims[4][0] < cache[2] ? dims[4][0] : cache[2];
     for (size_t row = 0; row < call->batch; row++)
         if (call->index[row] < 0 || call->index[row] > end - qkv[1])
             return "decode_attention: write_index and the new tokens must lie within the cache and the rotary tables";
+    for (int64_t token = 0; call->ends && token < qkv[0] * qkv[1]; token++)
+        if (call->ends[token] > call->index[token / qkv[1]] + qkv[1])
+            return "decode_attention: ends must lie within the new tokens";
     return NULL;
 }
 
@@ -125,16 +131,19 @@ static OrtStatus* compute(void* self, void* context) {
     const Kernel* kernel = self;
     OrtApi api = kernel->api;
     OrtStatus* status = NULL;
-    const void* inputs[6] = {0};
-    void *data[6] = {0}, *output = NULL, *present[2] = {0}, *made = NULL;
-    int64_t dims[5][4] = {{0}};
-    size_t rank = 0;
-    for (size_t i = 0; i < 6; i++) {
+    const void* inputs[INPUTS] = {0};
+    void *data[INPUTS] = {0}, *output = NULL, *present[2] = {0}, *made = NULL;
+    int64_t dims[INPUTS][4] = {{0}};
+    size_t count = 0, rank = 0;
+    TRY(API(INPUT_COUNT, OrtStatus*, void*, size_t*)(context, &count));
+    for (size_t i = 0; i < count && i < INPUTS; i++) {
         TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, i, &inputs[i]));
+        if (inputs[i] == NULL) continue;
         TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(inputs[i], &data[i]));
-        if (i < 5) TRY(read_shape(api, inputs[i], dims[i], 4, &rank));
+        TRY(read_shape(api, inputs[i], dims[i], 4, &rank));
     }
-    Call call = {.qkv = data[0], .index = data[3], .cosine = data[4], .sine = data[5], .scale = kernel->scale};
+    Call call = {
+        .qkv = data[0], .index = data[3], .cosine = data[4], .sine = data[5], .ends = data[6], .scale = kernel->scale};
     call.heads = (size_t)kernel->heads, call.sliding_window = (size_t)kernel->sliding_window;
     const char* rule = fit(&call, dims);
     if (rule) {
@@ -185,16 +194,15 @@ static const char* name(const Operator* op) {
 }
 static int input_type(const Operator* op, size_t i) {
     (void)op;
-    return i == 3 ? 7 : 1; /* int64, float */
+    return i == 3 || i == 6 ? 7 : 1; /* int64, float */
 }
 static size_t input_count(const Operator* op) {
     (void)op;
-    return 6;
+    return INPUTS;
 }
 static int input_kind(const Operator* op, size_t i) {
     (void)op;
-    (void)i;
-    return 0;
+    return i == 6; /* optional */
 }
 static size_t three(const Operator* op) {
     (void)op;

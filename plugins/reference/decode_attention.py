@@ -11,6 +11,7 @@ def decode_attention(
     write_index: npt.ArrayLike,
     cosine: npt.NDArray,
     sine: npt.NDArray,
+    ends: npt.NDArray | None = None,
     *,
     heads: int,
     sliding_window: int,
@@ -22,7 +23,8 @@ def decode_attention(
     caches are [batch, kv_heads, capacity, head_dim]. Token j of row b has position ``write_index[b]`` + j and is
     written there. It sees the positions up to its own: all of them, or the last ``sliding_window`` if that is not 0.
     ``cosine`` and ``sine`` [positions, half] rotate the halves of the first 2 * half values of a head; ``half`` may
-    be 0. Computed in float64; the results are rounded once.
+    be 0. ``ends`` [batch, query]: a token sees later positions, too, up to this end, which the call or one before has
+    written. Computed in float64; the results are rounded once.
     """
     keys, values = past_key.copy(), past_value.copy()
     batch, query, _ = qkv.shape
@@ -36,11 +38,12 @@ def decode_attention(
         keys[row, :, positions] = k.swapaxes(0, 1)
         values[row, :, positions] = v.swapaxes(0, 1)
         seen = np.arange(index + query)
-        distance = positions[:, None] - seen
-        visible = (distance >= 0) & ((distance < sliding_window) | (sliding_window == 0))
+        end = positions + 1 if ends is None else np.maximum(positions + 1, ends[row])
+        in_window = (positions[:, None] - seen < sliding_window) | (sliding_window == 0)
+        sees = (seen < end[:, None]) & in_window
         cached = (np.repeat(x[row, :, seen].astype(np.float64), heads // kv_heads, 1) for x in (keys, values))
         all_keys, all_values = (x.swapaxes(0, 1) for x in cached)
-        scores = np.where(visible, scale * (q @ all_keys.swapaxes(1, 2)), -np.inf)
+        scores = np.where(sees, scale * (q @ all_keys.swapaxes(1, 2)), -np.inf)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
         mixed[row] = (weights / weights.sum(-1, keepdims=True) @ all_values).swapaxes(0, 1)
     return mixed.reshape(batch, query, -1).astype(qkv.dtype), keys, values

@@ -198,7 +198,8 @@ def state_tensors(contract: Contract, tensors: Mapping[str, Any]) -> dict[str, t
                 binding.resolve(sizes), dtype=getattr(torch, binding.dtype), device=tensors["token_ids"].device
             )
     if any(binding.name == "image_rows" for binding in contract.inputs):
-        hidden |= _text_inputs(contract, tensors)
+        names = {binding.name for binding in contract.inputs}
+        hidden |= {name: value for name, value in _text_inputs(contract, tensors).items() if name in names}
     if "states" in hidden:
         wave = torch.arange(hidden["states"].shape[-1], device=hidden["states"].device)
         hidden["states"].copy_((tensors["token_ids"][..., None] + 1) * (wave + 1) % 97 / 48.5 - 1)
@@ -211,6 +212,7 @@ def _text_inputs(contract: Contract, tensors: Mapping[str, Any]) -> dict[str, to
     positions = tensors["write_index"][:, None] + torch.arange(ids.shape[1], device=ids.device)
     return {
         "positions": positions.expand(3, -1, -1).contiguous(),
+        "image_ends": torch.zeros_like(ids),
         "image_rows": torch.zeros_like(ids),
         "image_states": torch.zeros(1, int(states.shape[-1]), dtype=getattr(torch, states.dtype), device=ids.device),
     }

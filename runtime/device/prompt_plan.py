@@ -1,6 +1,7 @@
 """Chunked prefill: the prompt tokens that a round processes, within one token budget, first come first served."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE
@@ -18,11 +19,20 @@ class Chunk(NamedTuple):
         return self.end - self.start
 
 
-def plan(missing: Iterable[Chunk], budget: int, *, at_block_ends: bool = False) -> tuple[Chunk, ...]:
+def plan(
+    missing: Iterable[Chunk],
+    budget: int,
+    *,
+    at_block_ends: bool = False,
+    whole: Mapping[int, Sequence[tuple[int, int]]] = MappingProxyType({}),
+) -> tuple[Chunk, ...]:
     """Return the first ``budget`` tokens of ``missing``, one text after the other.
 
     ``at_block_ends``: a chunk ends at the last end of a KV cache block that it reaches. Chunks that reach none end with
     their text, or wait for another call, except for the first of a call.
+
+    ``whole``: by slot, spans of tokens that no chunk ends in. The first chunk of a call has all of such a span, beyond
+    the budget.
     """
     chunks: list[Chunk] = []
     for slot, start, end in missing:
@@ -33,6 +43,9 @@ def plan(missing: Iterable[Chunk], budget: int, *, at_block_ends: bool = False) 
                 reached = block_end
             elif reached < end and chunks:
                 break
+        for begin, after in whole.get(slot, ()):
+            if begin < reached < after:
+                reached = begin if begin > start or chunks else after
         if reached > start:
             chunks.append(Chunk(slot, start, reached))
             budget -= reached - start

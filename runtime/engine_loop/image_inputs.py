@@ -1,7 +1,6 @@
-"""Inputs of a target that reads images: the position of each token of a call, and its row of image states."""
+"""Inputs of a target that reads images: positions of the tokens of a call, their images, and states of these."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +8,7 @@ import numpy.typing as npt
 from tandemrt.engines.contract.calls import NO_PROMPTS, Packed
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.buffers import Buffer
 from tandemrt.runtime.device.prompt_plan import Chunk, num_tokens
 from tandemrt.runtime.device.round_shape import RoundShape
@@ -21,7 +21,9 @@ _Ints = npt.NDArray[np.int64]
 
 
 class ImageInputs:
-    """The bindings ``positions``, ``image_rows`` and ``image_states`` (contract.decoder). A SlotListener.
+    """The bindings ``image_rows`` and ``image_states``, and ``positions`` or ``image_ends`` (contract.decoder).
+
+    A SlotListener.
 
     Draft windows have no image tokens. Their positions follow from the length of the text, shifted by its images.
     ``chunk``: most prompt tokens of a call that has prompts and draft windows, of a paged cache; 0: there are none.
@@ -33,6 +35,9 @@ class ImageInputs:
         states, tokens = contract["image_states"], slots * (window + 1) + chunk
         self._state = state
         self._dtype = getattr(torch, states.dtype)
+        self._device = device
+        names = {binding.name for binding in contract.inputs}
+        self._has_positions, self._has_ends = "positions" in names, "image_ends" in names
         self._images: dict[int, PromptImages] = {}  # by slot
         self._shift = torch.zeros(slots, dtype=torch.int64, device=device)
         self._positions = Buffer((3, tokens), torch.int64, device)
@@ -58,13 +63,16 @@ class ImageInputs:
         """
         without = prompts == NO_PROMPTS
         return {
-            "positions": self._positions.view(3, *tokens),
+            **({"positions": self._positions.view(3, *tokens)} if self._has_positions else {}),
+            **({"image_ends": self._no_rows.view(*tokens)} if self._has_ends else {}),
             "image_rows": (self._no_rows if without else self._rows).view(*tokens),
             "image_states": self._states[:1] if without else self._states,
         }
 
     def write_windows(self, shape: RoundShape) -> None:
         """Set the positions of draft windows."""
+        if not self._has_positions:
+            return
         windows = shape.batch * shape.query
         first = self._state.view("length", shape.batch) + self._shift[: shape.batch]
         first.clamp_(min=0)  # of rows in prefill, which emit nothing
@@ -80,25 +88,37 @@ class ImageInputs:
         in_call = self._rows.view(tokens)
         in_call.zero_()
         upload(rows, in_call[windows:last])
-        if states:
-            upload(np.concatenate(states), self._states[1 : 1 + sum(map(len, states))])
+        self._write_states(states, self._states)
 
     def of_prompts(self, chunks: Sequence[Chunk]) -> dict[str, torch.Tensor]:
         """The bindings of a prefill call over ``chunks`` of equal length, over a linear cache."""
         positions, rows, states = self._of_tokens(chunks)
         of_slots = (len(chunks), chunks[0].tokens)
-        no_states = np.zeros((1, self._states.shape[1]), np.float32)
+        of_images = torch.zeros(
+            1 + sum(map(len, states)), self._states.shape[1], dtype=self._dtype, device=self._device
+        )
+        self._write_states(states, of_images)
+        others = {"positions": self._uploaded(positions.reshape(3, *of_slots))} if self._has_positions else {}
+        if self._has_ends:
+            others["image_ends"] = self._uploaded(np.stack([self._ends_in(chunk) for chunk in chunks]))
         return {
-            "positions": self._uploaded(positions.reshape(3, *of_slots)),
+            **others,
             "image_rows": self._uploaded(rows.reshape(of_slots)),
-            "image_states": self._uploaded(np.concatenate([no_states, *states])),
+            "image_states": of_images,
         }
 
-    def _of_tokens(self, chunks: Sequence[Chunk]) -> tuple[_Ints, _Ints, list[npt.NDArray[Any]]]:
+    def _write_states(self, parts: Sequence[torch.Tensor], target: torch.Tensor) -> None:
+        """Enqueue the copies of ``parts`` into ``target``, after its row of zeros."""
+        at = 1
+        for part in parts:
+            target[at : at + len(part)].copy_(device_of(self._device).pinned(part), non_blocking=True)
+            at += len(part)
+
+    def _of_tokens(self, chunks: Sequence[Chunk]) -> tuple[_Ints, _Ints, list[torch.Tensor]]:
         """Return positions [3, tokens] and rows [tokens] of ``chunks``, and the states of rows 1 and up in parts."""
         count, end = num_tokens(chunks), 0
         positions, rows = np.empty((3, count), np.int64), np.zeros(count, np.int64)
-        states: list[npt.NDArray[Any]] = []
+        states: list[torch.Tensor] = []
         for chunk in chunks:
             images, begin = self._images.get(chunk.slot), end
             end += chunk.tokens
@@ -112,14 +132,19 @@ class ImageInputs:
             of_prompt = images.rows[part]
             used = of_prompt[of_prompt > 0]
             if len(used):
-                assert images.states is not None, "a request joins after the tower has seen its images"
                 first = 1 + sum(map(len, states))
                 rows[begin : begin + known] = np.where(of_prompt > 0, of_prompt - used[0] + first, 0)
-                states.append(images.states[used[0] : used[-1] + 1])
+                states += images.states_of(used[0], used[-1])
         return positions, rows, states
 
-    def _uploaded(self, values: np.ndarray) -> torch.Tensor:
-        dtype = self._dtype if values.dtype.kind == "f" else torch.int64
-        tensor = torch.empty(*values.shape, dtype=dtype, device=self._shift.device)
+    def _ends_in(self, chunk: Chunk) -> _Ints:
+        ends, images = np.zeros(chunk.tokens, np.int64), self._images.get(chunk.slot)
+        if images is not None:
+            in_prompt = images.ends[chunk.start : chunk.end]
+            ends[: len(in_prompt)] = in_prompt
+        return ends
+
+    def _uploaded(self, values: _Ints) -> torch.Tensor:
+        tensor = torch.empty(*values.shape, dtype=torch.int64, device=self._device)
         upload(values, tensor)
         return tensor

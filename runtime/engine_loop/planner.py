@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from tandemrt.engines.contract.calls import NO_PROMPTS, bucket
@@ -73,15 +74,16 @@ class RoundPlanner:
             self._place()
             return plan_round(requests, draft_windows, slots.count)
         budget = self.chunk if len(missing) == len(requests) else min(self.chunk, self.chunk_while_decoding)
-        chunks = plan(missing, budget, at_block_ends=slots.reuses_whole_chunks)
+        running = {request.slot: request for request in requests}
+        in_prompts = partial(plan, missing, at_block_ends=slots.reuses_whole_chunks, whole=_whole_spans(requests))
+        chunks = in_prompts(budget)
         round_ = plan_round(requests, draft_windows, slots.count, chunks)
         layout = self._target.layout
         if num_tokens(chunks) < num_tokens(missing) and layout.budget(round_.window_tokens, budget) < budget:
             budget = layout.budget(round_.window_tokens, budget)
-            chunks = plan(missing, budget, at_block_ends=slots.reuses_whole_chunks)
+            chunks = in_prompts(budget)
             round_ = plan_round(requests, draft_windows, slots.count, chunks)
         round_ = replace(round_, prompts=layout.prompts_of(round_.window_tokens, chunks))
-        running = {request.slot: request for request in requests}
         if self._drafter.reads_prompts_late:
             ended = (chunk.slot for chunk in chunks if chunk.end == running[chunk.slot].prefill_end)
             round_ = replace(round_, undrafted=frozenset(ended))
@@ -117,6 +119,12 @@ class RoundPlanner:
             self._target.prefill(rectangle, tokens)
             following = [texts[each.slot][each.end : each.end + len(DRAFT_LAYERS)] for each in rectangle]
             self._drafter.prefill(slot, tokens, following)
+
+
+def _whole_spans(requests: Iterable[RunningRequest]) -> dict[int, Sequence[tuple[int, int]]]:
+    """Return, by slot, the images that prompt chunks must not cut."""
+    images = {request.slot: request.request.images for request in requests}
+    return {slot: of_slot.whole for slot, of_slot in images.items() if of_slot is not None}
 
 
 def plan_round(

@@ -75,7 +75,7 @@ class Admission:
             max_bytes=options.prompt_bytes(bundle.limits),
             processes=self._processes,
             timeout_s=options.prompt_timeout_s,
-            images=None if vision is None else ImageReader(vision, options),
+            images=None if vision is None else ImageReader(vision, options, tokenizer.backend),
         )
         self._options = options
         self._lock = threading.Lock()

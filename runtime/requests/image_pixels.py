@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, clipped
 from tandemrt.engines.validation.extras import pip_install
 
@@ -17,16 +18,19 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MOST_STRETCHED = 200  # long side by short side, as the published preprocessing has it
 
 
-def resized(width: int, height: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return the size to which an image of ``width`` x ``height`` is resized: multiples of ``factor``, within bounds.
+def resized(width: int, height: int, entry: VisionEntry) -> tuple[int, int]:
+    """Return the size to which an image of ``width`` x ``height`` is resized: multiples of the factor, within bounds.
 
     The shape is kept as far as possible (Qwen2-VL). Raises BadRequest for an image that is too stretched.
     """
+    factor, min_pixels, max_pixels = entry.factor, entry.min_pixels, entry.max_pixels
     if max(width, height) > _MOST_STRETCHED * min(width, height):
         raise BadRequest(
             f"image: the long side must be at most {_MOST_STRETCHED} times the short one, received {width} x {height} "
             "pixels; cut it"
         )
+    if entry.side is not None:
+        return entry.side, entry.side
     sides = [round(side / factor) * factor for side in (width, height)]
     if math.prod(sides) > max_pixels:
         shrink = math.sqrt(width * height / max_pixels)
@@ -37,18 +41,16 @@ def resized(width: int, height: int, factor: int, min_pixels: int, max_pixels: i
     return sides[0], sides[1]
 
 
-def pixels_in_worker(
-    data: bytes, most: int, factor: int, min_pixels: int, max_pixels: int
-) -> tuple[tuple[int, int], str]:
+def pixels_in_worker(data: bytes, most: int, entry: VisionEntry) -> tuple[tuple[int, int], str]:
     """Decode ``data``, an image of at most ``most`` pixels; return the size and the resized RGB bytes in base64.
 
     Raises BadRequest for what is no single image in one of FORMATS.
     """
-    image = pixels(_opened(data, most), factor, min_pixels, max_pixels)
+    image = pixels(_opened(data, most), entry)
     return image.size, b64encode(image.tobytes()).decode()
 
 
-def pixels(image: "Image", factor: int, min_pixels: int, max_pixels: int) -> "Image":
+def pixels(image: "Image", entry: VisionEntry) -> "Image":
     """Return ``image`` upright in RGB on white, resized. Raises BadRequest if it cannot be decoded."""
     from PIL import ImageOps
     from PIL.Image import Resampling, alpha_composite, fromarray, new
@@ -69,7 +71,7 @@ def pixels(image: "Image", factor: int, min_pixels: int, max_pixels: int) -> "Im
         raise
     except Exception as error:  # decoders raise any exception for damaged data
         raise BadRequest(f"image: could not be decoded, it may be cut off: {clipped(error)}; send it again") from None
-    return upright.resize(resized(*upright.size, factor, min_pixels, max_pixels), Resampling.BICUBIC)
+    return upright.resize(resized(*upright.size, entry), Resampling[entry.resample.upper()])
 
 
 def require_pillow() -> None:

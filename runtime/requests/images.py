@@ -11,10 +11,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers import Tokenizer as Backend
 
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.image_pixels import pixels, pixels_in_worker, require_pillow
 
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
@@ -66,8 +68,11 @@ class PromptImages:
         spans: first token, end and digest of each image.
         positions: int64 [3, tokens], the position of each prompt token in time, height and width (M-RoPE).
         rows: int64 [tokens], the row of ``states`` of each prompt token; 0 for text.
+        ends: int64 [tokens], the end of the image of a token that attends to later ones; else 0.
+        whole: spans of images whose tokens attend to later ones, so that one call has all that are not in the cache.
         shift: what to add to the index of a token after the prompt to get its position.
-        states: float [1 + image tokens, width], zeros and then outputs of the tower; None until it has run.
+        states: outputs of the tower for each image, host tensors [tokens, width] in the decoder's dtype; None until it
+            has run. Row 1 is the first one of the first image.
     """
 
     def __init__(self, images: Sequence[Image], starts: Sequence[int], tokens: int) -> None:
@@ -75,7 +80,12 @@ class PromptImages:
         self.spans = [(start, start + image.tokens, image.digest) for start, image in zip(starts, images, strict=True)]
         self.positions = np.zeros((3, tokens), np.int64)
         self.rows = np.zeros(tokens, np.int64)
-        self.states: npt.NDArray[Any] | None = None
+        self.ends = np.zeros(tokens, np.int64)
+        both_ways = [image.entry.both_ways for image in images]
+        self.whole = [(begin, end) for (begin, end, _), spans in zip(self.spans, both_ways, strict=True) if spans]
+        for begin, end in self.whole:
+            self.ends[begin:end] = end
+        self.states: Sequence[torch.Tensor] | None = None
         end, following, row = 0, 0, 1  # of the last image; the position and the row after it
         for (start, stop, _), image in zip(self.spans, images, strict=True):
             self.positions[:, end:start] = following + np.arange(start - end)
@@ -84,9 +94,20 @@ class PromptImages:
             in_image = np.arange(image.tokens)
             self.positions[:, start:stop] = following + np.stack([0 * in_image, in_image // width, in_image % width])
             self.rows[start:stop] = row + in_image
-            following, end, row = following + max(height, width), stop, row + image.tokens
+            following += max(height, width) if image.entry.position_rows else image.tokens
+            end, row = stop, row + image.tokens
         self.positions[:, end:] = following + np.arange(tokens - end)
         self.shift = following - end
+
+    def states_of(self, first: int, last: int) -> list[torch.Tensor]:
+        """Return the states of rows ``first`` to ``last``, in parts."""
+        assert self.states is not None, "a request joins after the tower has seen its images"
+        parts, begin = [], 1
+        for states in self.states:
+            part = states[max(0, first - begin) : max(0, last + 1 - begin)]
+            parts += [part] if len(part) else []
+            begin += len(states)
+        return parts
 
 
 def expanded(ids: Sequence[int], images: Sequence[Image], token: int) -> tuple[list[int], PromptImages]:
@@ -113,9 +134,16 @@ def expanded(ids: Sequence[int], images: Sequence[Image], token: int) -> tuple[l
 class ImageReader:
     """Takes images out of messages and turns them into patches, within the limits of ``options``."""
 
-    def __init__(self, entry: VisionEntry, options: RuntimeOptions) -> None:
+    def __init__(self, entry: VisionEntry, options: RuntimeOptions, tokenizer: Backend) -> None:
         self.entry = entry
         self._options = options
+        tokens = entry.image_begin, entry.image_token, entry.image_end
+        self._begin, image, end = ("" if token is None else tokenizer.id_to_token(token) for token in tokens)
+        self._around = f"\n\n{self._begin}{image}{end}\n\n"
+
+    def with_image_tokens(self, text: str) -> str:
+        """Return the ``text`` of a chat template with the tokens that it leaves to the processor (Gemma 3)."""
+        return text.replace(self._begin, self._around) if self._begin else text
 
     def take(self, messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
         """Return messages with ``{"type": "image"}`` in place of each image, and the images as they were sent.
@@ -140,17 +168,16 @@ class ImageReader:
         from PIL import Image as Pillow
 
         entry = self.entry
-        bounds = (entry.factor, entry.min_pixels, entry.max_pixels)
         if isinstance(source, np.ndarray):
             try:
                 source = Pillow.fromarray(source)
             except (TypeError, ValueError) as error:
                 raise BadRequest(f"image: must be an array that Pillow takes, got {clipped(error)}") from None
         if isinstance(source, Pillow.Image):
-            colours = np.asarray(pixels(source, *bounds))
+            colours = np.asarray(pixels(source, entry))
         else:
             data, most = self._bytes(source), self._options.max_image_pixels
-            (width, height), encoded = in_worker("decoding an image", pixels_in_worker, data, most, *bounds)
+            (width, height), encoded = in_worker("decoding an image", pixels_in_worker, data, most, entry)
             colours = np.frombuffer(b64decode(encoded), np.uint8).reshape(height, width, 3)
         return Image.of_pixels(colours, entry)
 

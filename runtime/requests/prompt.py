@@ -185,6 +185,8 @@ class PromptReader:
         if chat.continue_final_message:
             messages = mark_end_of_last(messages)
         text = self._render(template, messages, in_worker, tools=tools, variables=variables, chat=chat)
+        if self._images is not None:
+            text = self._images.with_image_tokens(text)
         if chat.continue_final_message:
             text = cut_at_end_mark(text, messages)
         return self._encode_text(text, in_worker, add_special_tokens=False, mark=mark)

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.plugins.tensors import torch
-from tandemrt.plugins.tensors.host_tensor import array_of
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.device.streams import Streams
@@ -21,25 +20,29 @@ from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.fair import FairExecutor
 
 T = TypeVar("T")
-_KEPT_BYTES = 256 << 20  # of states, those used last: a chat sends its images again with every message
+_KEPT_BYTES = 512 << 20  # of states, those used last: a chat sends its images again with every message
 
 
 class TowerRunner:
-    """The engine ``vision`` of a bundle in a thread of its own, and the states of the images that it saw last."""
+    """The engine ``vision`` of a bundle in a thread of its own, and the states of the images that it saw last.
 
-    def __init__(self, engine: Engine, streams: Streams) -> None:
+    States are host tensors in ``dtype``, that of the decoder.
+    """
+
+    def __init__(self, engine: Engine, streams: Streams, dtype: torch.dtype) -> None:
         self._engine = engine
         self._streams = streams
+        self._dtype = dtype
         self._width = int(engine.contract["image_states"].shape[-1])
-        self._kept: OrderedDict[bytes, npt.NDArray[Any]] = OrderedDict()
+        self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
         self._thread = FairExecutor(1, "tandemrt-vision")  # one, because the engine uses all cores
 
     @classmethod
     def open(cls, bundle: Bundle, device: torch.device, threads: int | None) -> "TowerRunner":
         """Open the tower of ``bundle``, with streams of its own: graphs record what runs on those of rounds."""
-        streams = Streams(device)
+        streams, dtype = Streams(device), getattr(torch, bundle.contract("target")["image_states"].dtype)
         with streams.active():
-            return cls(open_engines(bundle, device, threads, ["vision"])["vision"], streams)
+            return cls(open_engines(bundle, device, threads, ["vision"])["vision"], streams, dtype)
 
     def run_before(
         self, images: PromptImages, ready: "Sequence[Future[T]]", prepare: Callable[[], None], client: Client
@@ -74,10 +77,9 @@ class TowerRunner:
         self._thread.shutdown(wait=False)
 
     def _run(self, images: PromptImages) -> None:
-        states = [self._states_of(image) for image in images.images]
-        images.states = np.concatenate([np.zeros((1, self._width), states[0].dtype), *states])
+        images.states = [self._states_of(image) for image in images.images]
 
-    def _states_of(self, image: Image) -> npt.NDArray[Any]:
+    def _states_of(self, image: Image) -> torch.Tensor:
         if image.digest not in self._kept:
             self._kept[image.digest] = self._computed(image)
         self._kept.move_to_end(image.digest)
@@ -86,14 +88,13 @@ class TowerRunner:
             self._kept.popitem(last=False)
         return states
 
-    def _computed(self, image: Image) -> npt.NDArray[Any]:
+    def _computed(self, image: Image) -> torch.Tensor:
         device, dtype = self._engine.device, getattr(torch, self._engine.contract["image_states"].dtype)
         with self._streams.active():
             states = torch.empty(image.tokens, self._width, dtype=dtype, device=device)
             inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
             self._engine.bind({**inputs, "image_states": states}).run()
-            computed: npt.NDArray[Any] = array_of(states.cpu())
-        return computed
+            return states.to(self._dtype).cpu()
 
 
 def _cancel_with(other: "Future[Any]", done: "Future[Any]") -> None:

@@ -515,7 +515,10 @@ def _decoded(_kind: np.dtype[Any]) -> Iterator[Case]:
         tables = {"cosine": np.cos(angles).astype(np.float32), "sine": np.sin(angles).astype(np.float32)}
         inputs = {"qkv": qkv, "past_key": past[0], "past_value": past[1], "write_index": index}
         sizes = {"heads": heads, "sliding_window": window, "scale": dim**-0.5}
-        yield Case(inputs | tables, sizes)
+        ends = np.zeros((len(index), query), np.int64)
+        ends[:, query // 4 : query // 2] = index[:, None] + query // 2  # the tokens of an image
+        for images in ({}, {"ends": ends}):
+            yield Case(inputs | tables | images, sizes)
 
 
 def _scales(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -256,7 +256,7 @@ def test_a_bundle_reads_text_only_where_the_recipe_says_so(target: Path, tmp_pat
 @pytest.mark.parametrize(
     ("file", "changes", "reason"),
     [
-        ("preprocessor_config.json", {"resample": 2}, "resample is 2"),
+        ("preprocessor_config.json", {"resample": 1}, "resample is 1"),
         ("preprocessor_config.json", {"do_pad": True}, "do_pad is True"),
         ("preprocessor_config.json", {"image_processor_type": "Other"}, "image_processor_type is 'Other'"),
         ("preprocessor_config.json", {"crop_pct": 0.9}, "does not support the field.s. 'crop_pct'"),

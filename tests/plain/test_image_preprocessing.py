@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image as Pillow
 from PIL import ImageOps
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers.image_utils import load_image
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tandemrt.engines.contract.vision import VisionEntry
@@ -18,11 +21,17 @@ from tandemrt.runtime.requests.vision import tower_inputs
 
 ENTRY = VisionEntry(
     image_token=1,
+    image_begin=None,
+    image_end=None,
+    position_rows=3,
+    both_ways=False,
     patch_size=16,
     merge_size=2,
     grid_side=48,
+    side=None,
     min_pixels=32 * 32 * 4,
     max_pixels=1 << 18,
+    resample="bicubic",
     mean=(0.48145466, 0.4578275, 0.40821073),
     std=(0.26862954, 0.26130258, 0.27577711),
 )
@@ -34,7 +43,10 @@ PROCESSOR = Qwen2VLImageProcessorPil(
     image_mean=list(ENTRY.mean),
     image_std=list(ENTRY.std),
 )
-READER = ImageReader(ENTRY, RuntimeOptions())
+SQUARE = ENTRY.model_copy(update={"side": 224, "resample": "bilinear", "merge_size": 1})
+SQUARE_PROCESSOR = Gemma3ImageProcessorPil(
+    size={"height": SQUARE.side, "width": SQUARE.side}, image_mean=list(ENTRY.mean), image_std=list(ENTRY.std)
+)
 FORMAT_BY_MODE = {
     "RGB": "PNG",
     "L": "PNG",
@@ -71,8 +83,17 @@ def image_file(seed: int) -> bytes:
     return file.getvalue()
 
 
-def as_transformers_reads(data: bytes) -> np.ndarray:
-    """Float [patches, colours]: where it differs from transformers on purpose, the image is changed before."""
+def reader(entry: VisionEntry) -> ImageReader:
+    return ImageReader(entry, RuntimeOptions(), Tokenizer(WordLevel({"": 0, "image": 1}, unk_token="")))
+
+
+def pixels_of(data: bytes, entry: VisionEntry) -> np.ndarray:
+    image = reader(entry).read(data, lambda _, function, *arguments: function(*arguments))
+    return tower_inputs(image)["pixels"]
+
+
+def as_transformers_reads(data: bytes) -> Pillow.Image:
+    """Where it differs from transformers on purpose, the image is changed before."""
     image = Pillow.open(BytesIO(data))
     if image.mode == "I;16":  # transformers clips 16 bits to 8, so that most greys become white
         image = ImageOps.exif_transpose(image)
@@ -80,23 +101,30 @@ def as_transformers_reads(data: bytes) -> np.ndarray:
     if image.has_transparency_data:  # transformers shows the colours of transparent pixels
         image = ImageOps.exif_transpose(image).convert("RGBA")
         image = Pillow.alpha_composite(Pillow.new("RGBA", image.size, "white"), image)
-    pixels = PROCESSOR(images=[load_image(image)], return_tensors="np")["pixel_values"]
-    first, second = np.moveaxis(pixels.reshape(len(pixels), 3, 2, -1), 2, 0)
-    assert np.array_equal(first, second)  # the two frames of a still image
-    return first.reshape(len(pixels), -1)
+    return load_image(image)
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_pixels_equal_those_of_transformers(seed: int) -> None:
     data = image_file(seed)
-    image = READER.read(data, lambda _, function, *arguments: function(*arguments))
-    expected = as_transformers_reads(data)
-    pixels = tower_inputs(image)["pixels"]
-    assert pixels.shape == expected.shape
-    np.testing.assert_allclose(pixels, expected, atol=1e-6)  # one of 255 steps of a colour is 0.014
+    expected = PROCESSOR(images=[as_transformers_reads(data)], return_tensors="np")["pixel_values"]
+    first, second = np.moveaxis(expected.reshape(len(expected), 3, 2, -1), 2, 0)
+    assert np.array_equal(first, second)  # the two frames of a still image
+    pixels = pixels_of(data, ENTRY)
+    assert pixels.shape == (len(expected), 3 * ENTRY.patch_size**2)
+    np.testing.assert_allclose(pixels, first.reshape(pixels.shape), atol=1e-6)  # a step of a colour is 0.014
+
+
+@pytest.mark.parametrize("seed", range(0, 50, 4))
+def test_pixels_of_a_square_equal_those_of_transformers(seed: int) -> None:
+    data = image_file(seed)
+    (expected,) = SQUARE_PROCESSOR(images=[as_transformers_reads(data)], return_tensors="np")["pixel_values"]
+    side, grid = SQUARE.patch_size, SQUARE.side // SQUARE.patch_size
+    patches = expected.reshape(3, grid, side, grid, side).transpose(1, 3, 0, 2, 4).reshape(grid**2, -1)
+    np.testing.assert_allclose(pixels_of(data, SQUARE), patches, atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_an_image_whose_white_is_unknown_is_refused(mode: str) -> None:
     with pytest.raises(BadRequest, match=f"must have 8 or 16 bits per colour, received mode '{mode}'"):
-        READER.read(Pillow.new(mode, (40, 40)), lambda *_: None)
+        reader(ENTRY).read(Pillow.new(mode, (40, 40)), lambda *_: None)

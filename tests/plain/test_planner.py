@@ -1,5 +1,7 @@
 """Prefill planning of a round: one token budget in queue order, and few sizes of calls with prompts."""
 
+from itertools import accumulate
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,6 +51,23 @@ def test_every_token_is_prefilled_once_and_in_order(missing: list[Chunk], budget
             at[slot] = end
     assert at == {chunk.slot: chunk.end for chunk in missing}
     assert rounds == -(-num_tokens(missing) // budget)
+
+
+@given(MISSING, st.integers(1, 30), st.lists(st.integers(1, 15), min_size=2, max_size=8))
+def test_no_chunk_ends_within_an_image(missing: list[Chunk], budget: int, lengths: list[int]) -> None:
+    ends = list(accumulate(lengths))
+    images = list(zip(ends[::2], ends[1::2], strict=False))
+    whole, at = dict.fromkeys(range(SLOTS), images), {chunk.slot: chunk.start for chunk in missing}
+    at = {slot: next((end for begin, end in images if begin < start < end), start) for slot, start in at.items()}
+    while left := [Chunk(slot, at[slot], end) for slot, _, end in missing if at[slot] < end]:
+        first, *others = plan(left, budget, whole=whole)
+        assert first.slot == left[0].slot
+        assert not others or num_tokens([first, *others]) <= budget
+        for slot, start, end in (first, *others):
+            assert start == at[slot]
+            at[slot] = end
+            text_ends = {chunk.slot: chunk.end for chunk in left}
+            assert end == text_ends[slot] or not any(begin < end < after for begin, after in images)
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 500)), min_size=1, max_size=SLOTS), st.integers(64, 600))
