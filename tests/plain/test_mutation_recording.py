@@ -1,6 +1,7 @@
 """The recording of ``python -m tools.quality.mutate record``: which tests run which line."""
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -90,7 +91,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
     assert "1 failed, 7 passed" in done.stdout, done.stdout + done.stderr
-    merge(parts, tree, tree / "recording")
+    merge(parts, tree, ["test_a.py"], tree / "recording")
     return tree, tree / "recording"
 
 
@@ -146,6 +147,25 @@ def test_one_case_of_every_function_comes_first_and_the_time_is_kept(recorded: t
     ]
     assert len(functions) == 7
     assert len(set(functions[:5])) == 5
+
+
+def test_the_newest_recording_of_a_test_file_counts(recorded: tuple[Path, Path], tmp_path: Path) -> None:
+    tree, folder = recorded
+    shutil.copytree(folder, tmp_path / "recording")
+    (other := tmp_path / "other").mkdir()
+    (other / "tests-1.json").write_text('{"tests": {}, "fixtures": {}}')
+    merge(other, tree, ["test_b.py"], tmp_path / "recording")
+    recording = Recording(tmp_path / "recording", tree)
+    assert running(recording, "return 1", "1") == ["test_first", "test_second"]
+    assert [recording.has(file) for file in ("test_a.py", "test_b.py", "test_c.py")] == [True, True, False]
+    merge(other, tree, ["test_a.py"], tmp_path / "recording")
+    assert running(Recording(tmp_path / "recording", tree), "return 1", "1") == []
+    assert [piece.name for piece in sorted((tmp_path / "recording").iterdir())] == ["0001", "0002"]
+
+
+def test_a_test_file_that_has_changed_is_not_recorded(recorded: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "test_a.py").write_text(TESTS + "\n")
+    assert not Recording(recorded[1], tmp_path).has("test_a.py")
 
 
 def test_without_a_recording_the_error_says_how_to_make_one(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@
     python -m tools.quality.mutate sample 60 --seed 1
 
 ``sample`` plants bugs that operators make of any line (``operators.py``) and runs the tests that run the line.
-``record`` finds these tests once, which takes twice as long as the tests do.
+``record`` finds these tests once, which takes twice as long as the tests do; ``record tests/plain`` records a part.
 
 Why not a library: mutmut 3 chooses tests per function, draws no sample, and forks the process that has loaded the
 tests, although the threads of onnxruntime do not survive a fork. cosmic-ray edits the checkout and runs all tests for
@@ -39,9 +39,13 @@ console = Console(highlight=False, soft_wrap=True)
 def record(
     tests: Annotated[list[str] | None, typer.Argument(help=f"Folders or files of tests; {' '.join(TESTS)}.")] = None,
     jobs: Annotated[int, typer.Option(min=1, help="Processes that run tests.")] = 2,
+    again: Annotated[bool, typer.Option("--again", help="Also files whose tests have a recording.")] = False,
 ) -> None:
-    """Record which tests run which lines, in .mutate_cache. Tests that fail are left out."""
-    raise typer.Exit(record_tests(tests or TESTS, jobs))
+    """Record which tests run which lines, in .mutate_cache. Tests that fail are left out.
+
+    Files of tests that have a recording and have not changed are skipped, so an interrupted run can go on.
+    """
+    raise typer.Exit(record_tests(tests or TESTS, jobs, again=again))
 
 
 @app.command()

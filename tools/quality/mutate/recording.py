@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from coverage import CoverageData
 
@@ -21,6 +22,7 @@ from tools.quality.mutate.recorder import FOLDER, TOPS, shared_fixture
 
 CACHE = ROOT / ".mutate_cache"
 TESTS = ("tests/plain", "tests/engine", "tests/openai")
+FILES_OF_A_PIECE = 16
 
 
 class NoRecording(Exception):
@@ -37,30 +39,30 @@ class RecordedTest:
 
 
 class Recording:
-    """The lines that tests run.
-
-    A file that has changed since the recording counts as one line: each of its tests runs all of it.
-    """
+    """The lines that tests run, of all pieces in a folder; the newest piece with a test file counts for its tests."""
 
     def __init__(self, folder: Path, tree: Path) -> None:
         """Raises NoRecording."""
-        if not (folder / "lines").is_file():
+        self._pieces = [Piece(piece, tree) for piece in _pieces(folder)]
+        if not self._pieces:
             raise NoRecording(f"{folder} holds no recording; run python -m tools.quality.mutate record")
-        recorded = json.loads((folder / "tests.json").read_text())
         self._tree = tree
-        self._digests: dict[str, str] = recorded["files"]
-        self._fixtures: dict[str, float] = recorded["fixtures"]
-        self._lines = CoverageData(str(folder / "lines"))
-        self._lines.read()
-        self._tests = [self._test(name, test) for name, test in sorted(recorded["tests"].items()) if test["passed"]]
-        self._contexts = cache(self._read_contexts)
+        self._newest = {file: piece for piece in self._pieces for file in piece.test_files}
+        self._fixtures = {name: seconds for piece in self._pieces for name, seconds in piece.fixtures.items()}
 
     def tests_of(self, file: str, edit: Edit) -> list[RecordedTest]:
         """The tests that passed and run the code of ``edit``, in no particular order."""
-        contexts = self._running(file, range(edit.runs[0], edit.runs[1] + 1))
-        if edit.imported:
-            contexts |= self._naming(edit.names) if edit.names else self._running(file, None)
-        return [test for test in self._tests if test.contexts & contexts]
+        return [
+            test
+            for piece in self._pieces
+            for test in piece.tests_of(file, edit)
+            if self._newest[_module(test.id)] is piece
+        ]
+
+    def has(self, test_file: str) -> bool:
+        """Return whether the tests of a file were recorded as the file is now."""
+        piece = self._newest.get(test_file)
+        return piece is not None and piece.test_files[test_file] == _digest(self._tree / test_file)
 
     def chosen(self, tests: Iterable[RecordedTest], seconds: float) -> tuple[list[str], float]:
         """Choose tests that take at most ``seconds`` with their fixtures; return their ids and that duration.
@@ -84,15 +86,39 @@ class Recording:
                 total += cost
         return ids, total
 
+
+class Piece:
+    """What one run of pytest has recorded. ``test_files``: their digests; ``fixtures``: seconds of the shared ones.
+
+    A file that has changed since the recording counts as one line: each of its tests runs all of it.
+    """
+
+    def __init__(self, folder: Path, tree: Path) -> None:
+        recorded = json.loads((folder / "tests.json").read_text())
+        self.test_files: dict[str, str] = recorded["test files"]
+        self.fixtures: dict[str, float] = recorded["fixtures"]
+        self._tree = tree
+        self._digests: dict[str, str] = recorded["files"]
+        self._lines = CoverageData(str(folder / "lines"))
+        self._lines.read()
+        self._tests = [self._test(name, test) for name, test in sorted(recorded["tests"].items()) if test["passed"]]
+        self._contexts = cache(self._read_contexts)
+
+    def tests_of(self, file: str, edit: Edit) -> list[RecordedTest]:
+        contexts = self._running(file, range(edit.runs[0], edit.runs[1] + 1))
+        if edit.imported:
+            contexts |= self._naming(edit.names) if edit.names else self._running(file, None)
+        return [test for test in self._tests if test.contexts & contexts]
+
     def _test(self, name: str, recorded: dict[str, object]) -> RecordedTest:
         fixtures = recorded["fixtures"]
         seconds = recorded["seconds"]
         assert isinstance(fixtures, list)
         assert isinstance(seconds, float)
-        module = name.partition("::")[0]
+        module = _module(name)
         bases = ["", *(str(parent) for parent in Path(module).parents), module]
         shared = {shared_fixture(fixture, base) for fixture in fixtures for base in bases}
-        return RecordedTest(name, seconds, frozenset({name} | (shared & self._fixtures.keys())))
+        return RecordedTest(name, seconds, frozenset({name} | (shared & self.fixtures.keys())))
 
     def _running(self, file: str, lines: Iterable[int] | None) -> set[str]:
         contexts = self._contexts(file)
@@ -113,30 +139,52 @@ class Recording:
         return self._lines.contexts_by_lineno(file)
 
 
-def record(tests: Sequence[str], jobs: int, folder: Path = CACHE) -> int:
-    """Run ``tests`` in a copy of the tree and write the recording; return pytest's exit status.
+def record(tests: Sequence[str], jobs: int, folder: Path = CACHE, *, again: bool = False) -> int:
+    """Run the files of ``tests`` that have no recording, or ``again`` all, in a copy of the tree.
 
-    Tests that fail are left out of the recording.
+    Each FILES_OF_A_PIECE of them are written to ``folder`` when they have run, so an interrupted recording can go on.
+    Tests that fail are left out. Returns the largest exit status of pytest.
     """
+    known = Recording(folder, ROOT) if _pieces(folder) else None
+    paths = [path for test in tests for path in (sorted((ROOT / test).rglob("test_*.py")) or [ROOT / test])]
+    files = [str(path.relative_to(ROOT)) for path in dict.fromkeys(paths)]
+    waiting = [file for file in files if again or known is None or not known.has(file)]
+    status = 0
     with copied_tree() as tree:
-        parts = tree.parent / "parts"
-        parts.mkdir()
+        for start in range(0, len(waiting), FILES_OF_A_PIECE):
+            status = max(status, _record_piece(waiting[start : start + FILES_OF_A_PIECE], jobs, tree, folder))
+    return status
+
+
+def _record_piece(test_files: Sequence[str], jobs: int, tree: Path, folder: Path) -> int:
+    with TemporaryDirectory() as parts:
         packages = os.pathsep.join(filter(None, [str(tree / "src"), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1", FOLDER: str(parts)}
-        options = ["-q", "-n", str(jobs), "-p", "no:randomly", "-p", "tools.quality.mutate.recorder"]
+        environment = {**os.environ, "PYTHONPATH": packages, "PYTHONDONTWRITEBYTECODE": "1", FOLDER: parts}
+        options = [
+            "-q",
+            "-n",
+            str(jobs),
+            "--dist",
+            "worksteal",
+            "-p",
+            "no:randomly",
+            "-p",
+            "tools.quality.mutate.recorder",
+        ]
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", *options, *tests], cwd=tree, env=environment, check=False
+            [sys.executable, "-m", "pytest", *options, *test_files], cwd=tree, env=environment, check=False
         )
-        merge(parts, tree, folder)
-        return done.returncode
+        merge(Path(parts), tree, test_files, folder)
+    return done.returncode
 
 
-def merge(parts: Path, tree: Path, folder: Path) -> None:
-    """Write the recording of all processes that left data in ``parts`` to ``folder``."""
+def merge(parts: Path, tree: Path, test_files: Sequence[str], folder: Path) -> None:
+    """Add what all processes left in ``parts`` to ``folder``, and remove pieces whose test files it replaces."""
     recorded = [json.loads(part.read_text()) for part in parts.glob("tests-*.json")]
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    lines = CoverageData(str(folder / "lines"))
+    earlier = _pieces(folder)
+    piece = folder / f"{int(earlier[-1].name) + 1 if earlier else 0:04}"
+    piece.mkdir(parents=True)
+    lines = CoverageData(str(piece / "lines"))
     for part in sorted(parts.glob("lines.*")):
         data = CoverageData(str(part))
         data.read()
@@ -146,8 +194,24 @@ def merge(parts: Path, tree: Path, folder: Path) -> None:
         "tests": {name: test for part in recorded for name, test in part["tests"].items()},
         "fixtures": {name: seconds for part in recorded for name, seconds in part["fixtures"].items()},
         "files": {str(path.relative_to(tree)): _digest(path) for path in sorted(files)},
+        "test files": {file: _digest(tree / file) for file in test_files},
     }
-    (folder / "tests.json").write_text(json.dumps(content))
+    (piece / "tests.json").write_text(json.dumps(content))
+    newer = set(test_files)
+    for old in reversed(earlier):
+        own = json.loads((old / "tests.json").read_text())["test files"].keys()
+        if own <= newer:
+            shutil.rmtree(old)
+        newer |= own
+
+
+def _pieces(folder: Path) -> list[Path]:
+    """The folders of complete pieces, oldest first."""
+    return sorted(file.parent for file in folder.glob("*/tests.json"))
+
+
+def _module(test: str) -> str:
+    return test.partition("::")[0]
 
 
 def _digest(path: Path) -> str:
