@@ -23,10 +23,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.runtime.llm.free_memory import trim_memory
 from tools.bench.memory import resident_mb
 from tools.quality.attack.behaviours import behaviours
 from tools.quality.attack.frontends import Frontend, HttpFrontend, http_frontend, python_frontend
+from tools.quality.attack.images import image_requests
 from tools.quality.attack.measure import AttackResult, Gaps, measure_alone, measure_attack
 from tools.quality.attack.process import file_attacks, process_attacks
 from tools.quality.attack.requests import requests
@@ -48,7 +50,7 @@ class Choice(StrEnum):
 
 
 def main(
-    bundle: Annotated[Path, typer.Argument(help="The demo's bundle.")],
+    bundle: Annotated[Path, typer.Argument(help="The demo's bundle; image files attack one that reads images.")],
     frontend: Annotated[Choice, typer.Option(help="The interface to attack.")] = Choice.BOTH,
     only: Annotated[str, typer.Option(help="Only attacks with this text in their name.")] = "",
     clients: Annotated[int, typer.Option(min=1, help="Concurrent attackers.")] = 4,
@@ -100,8 +102,9 @@ def run(frontend: Frontend, only: str, clients: int, limit_s: float, console: Co
 
 
 def _attacks(frontend: Frontend, only: str) -> dict[str, Callable[[], str]]:
+    makes = requests() | (image_requests() if Bundle.read(frontend.bundle).manifest.vision is not None else {})
     attacks: dict[str, Callable[[], str]] = {
-        name: partial(_send, frontend, make) for name, make in requests().items() if only in name or name == ORDINARY
+        name: partial(_send, frontend, make) for name, make in makes.items() if only in name or name == ORDINARY
     }
     more = file_attacks(frontend)
     if isinstance(frontend, HttpFrontend):
