@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.constraints.delimiters import ROOT, DelimiterMatcher, EndDelimiter
+from tandemrt.runtime.constraints.delimiters import ROOT, DelimiterMatcher, EndDelimiter, last_tokens_covering
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tests.plain.constraints import VOCABULARY
 
@@ -34,6 +34,13 @@ def test_the_matcher_agrees_with_a_search_of_the_whole_text(start, implicit, tex
 def longest_unfinished(seen, delimiters):
     sizes = [size for m in delimiters for size in range(1, len(m)) if seen[-size:] == m[:size]]
     return max(sizes, default=0)
+
+
+@pytest.mark.parametrize(
+    ("size", "covering"), [(0, ()), (1, (5,)), (5, (5,)), (6, (2, 5)), (7, (2, 5)), (8, (3, 2, 5)), (99, (3, 2, 5))]
+)
+def test_the_last_tokens_that_cover_a_number_of_symbols_are_the_fewest(size: int, covering: tuple[int, ...]) -> None:
+    assert last_tokens_covering((3, 2, 5), size) == covering
 
 
 RULE = ThinkingRule(
