@@ -84,13 +84,19 @@ struct ChunkVectors {
     __device__ uint4 operand(int token, int i) const { return operand_of(unit(token, i)); }
 
     // Start copies of the vectors that begin `at` bytes into rows; zeros of tokens before `begin` and of missing ones.
+    // Called by THREADS threads.
+    template <int THREADS>
     __device__ void copy(const ChunkRows& tokens, int at, int begin = 0) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < CHUNK * PIECES; i += blockDim.x) {
-            int token = i / PIECES, piece = i % PIECES;
+        constexpr int STEP = THREADS / PIECES;  // tokens at once
+        int piece = threadIdx.x % PIECES, first = threadIdx.x / PIECES;
+        const u8* column = tokens.rows + at + 16 * piece;
+        const u8 *own = column + tokens.own * tokens.pitch, *earlier = column + tokens.earlier * tokens.pitch;
+#pragma unroll
+        for (int i = 0; i < CHUNK / STEP; ++i) {
+            int token = first + STEP * i;
             bool there = begin <= token && token < tokens.tokens;
-            const u8* from = there ? tokens.row(token) + at + 16 * piece : tokens.rows;
-            copy16(shared_address(&pieces[token][place(piece, token)]), from, there);
+            const u8* from = (token < tokens.replayed ? earlier : own) + token * tokens.pitch;
+            copy16(shared_address(&pieces[token][place(piece, token)]), there ? from : tokens.rows, there);
         }
     }
 };

@@ -113,8 +113,8 @@ __device__ void prepare_chunks(Preparing& memory, const u8* rows, const Runs& ru
     bool of_queries = threadIdx.x >= 32 * ACROSS;
     float products[CHUNK / 8][4] = {};  // at and below the diagonal
     wait_for_previous();
-    memory.keys.copy(tokens, parts.key() + 2 * key_head * CHUNK_KEY);
-    memory.queries.copy(tokens, parts.query() + 2 * key_head * CHUNK_KEY, tokens.replayed);
+    memory.keys.copy<64 * ACROSS>(tokens, parts.key() + 2 * key_head * CHUNK_KEY);
+    memory.queries.copy<64 * ACROSS>(tokens, parts.query() + 2 * key_head * CHUNK_KEY, tokens.replayed);
     close_copies();
     wait_copies<0>();
     __syncthreads();
@@ -228,7 +228,7 @@ __device__ void scan_chunks(Scanning<DOWN>& memory, const u8* rows, const float*
                             const Layout<Kind>& layout, const Prepared* prepared, float* states, float* mixtures) {
     static_assert(Kind::KD == CHUNK_KEY && CHUNK_KEY == 32 * ACROSS && CHUNK == 16 * ACROSS,
                   "of a warp: 32 keys, 16 tokens");
-    constexpr int WIDTH = Scanning<DOWN>::WIDTH;
+    constexpr int WIDTH = Scanning<DOWN>::WIDTH, THREADS = 32 * ACROSS * DOWN;
     begin_next();
     int slices = layout.value_dim / WIDTH, of_run = layout.value_heads * slices;
     int number = blockIdx.x / of_run, head = blockIdx.x % of_run / slices;
@@ -258,8 +258,8 @@ __device__ void scan_chunks(Scanning<DOWN>& memory, const u8* rows, const float*
     wait_for_previous();
     ChunkRows tokens = rows_of(0);
     ChunkVectors *keys = &memory.vectors[0], *queries = &memory.vectors[1], *next = &memory.vectors[2];
-    keys->copy(tokens, key_at);
-    queries->copy(tokens, query_at, tokens.replayed);
+    keys->copy<THREADS>(tokens, key_at);
+    queries->copy<THREADS>(tokens, query_at, tokens.replayed);
     close_copies();
 #pragma unroll 1
     for (int chunk = 0; chunk < chunks.count; ++chunk) {
@@ -274,7 +274,7 @@ __device__ void scan_chunks(Scanning<DOWN>& memory, const u8* rows, const float*
             }
         wait_copies<0>();
         __syncthreads();
-        if (chunk + 1 < chunks.count) next->copy(following, key_at);
+        if (chunk + 1 < chunks.count) next->copy<THREADS>(following, key_at);
         close_copies();
 
         // What later steps need from memory, while the first one computes.
@@ -323,7 +323,7 @@ __device__ void scan_chunks(Scanning<DOWN>& memory, const u8* rows, const float*
                 y[0] *= decayed[half], y[1] *= decayed[half];
             }
         __syncthreads();
-        if (chunk + 1 < chunks.count) queries->copy(following, query_at);
+        if (chunk + 1 < chunks.count) queries->copy<THREADS>(following, query_at);
         close_copies();
         auto by_tokens = [&](const uint2(&matrix)[CHUNK / 16][2], Columns<CHUNK>* columns, float (&to)[TILES][4]) {
 #pragma unroll

@@ -227,7 +227,7 @@ __device__ void finish(const float* mixtures, const typename T::Element* given, 
     IF_HEAD_256(KERNELS_OF(NAME, gated_256, T, Gated<256>))
 
 #define CHUNK_KERNELS(NAME, NAMED, T, KIND)                                                                          \
-    extern "C" __global__ void __launch_bounds__(128) convolve_chunks_##NAME##_##NAMED(                              \
+    extern "C" __global__ void __launch_bounds__(128, 8) convolve_chunks_##NAME##_##NAMED(                           \
         const T::Element* projected, const T::Element* recent, const int* run_of_token, WEIGHTS(T), RUNS, SIZES,     \
         int runs, int tokens, u8* rows) {                                                                            \
         convolve_chunks<T, KIND>(projected, recent, OF_LAYER(T), GIVEN, run_of_token, runs, tokens, LAYOUT(KIND),    \
