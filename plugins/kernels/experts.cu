@@ -64,11 +64,17 @@ __device__ void sum(const float* parts, int per_token, int hidden, typename T::E
     T::store2(to + 2, make_float2(total.z, total.w));
 }
 
-// Rows of the pairs sorted by expert, 16 bytes at a time, for the grouped matmuls.
-__device__ __forceinline__ void gather(const uint4* x, const int* order, int length, int per_token, uint4* gathered) {
-    const uint4* from = x + static_cast<i64>(order[blockIdx.x] / per_token) * length;
-    uint4* to = gathered + static_cast<i64>(blockIdx.x) * length;
-    for (int i = threadIdx.x; i < length; i += blockDim.x) to[i] = from[i];
+// Each row at the places of its pairs, sorted by expert, for the grouped matmuls. It is read once, 16 bytes at a time.
+__device__ __forceinline__ void gather(const uint4* x, const int* __restrict__ places, int length, int per_token,
+                                       uint4* __restrict__ gathered) {
+    i64 row = blockIdx.x;
+    for (int i = threadIdx.x; i < length; i += blockDim.x) {
+        uint4 values = x[row * length + i];
+#pragma unroll 4
+        for (int slot = 0; slot < per_token; ++slot) {
+            gathered[static_cast<i64>(places[row * per_token + slot]) * length + i] = values;
+        }
+    }
 }
 
 // The activation of the grouped matmuls' gates and ups, whose rows are sorted by expert.
@@ -91,22 +97,34 @@ template <class T>
 __device__ void sum_places(const typename T::Element* given, const int* places, const float* shares, const int* ends,
                            int experts, const typename T::Element* bias, int per_token, int hidden,
                            typename T::Element* mixed) {
+    using Element = typename T::Element;
+    constexpr int WIDE = 16 / sizeof(Element);  // elements that a thread reads at once
     i64 row = blockIdx.x;
-    int at = 2 * (blockIdx.y * blockDim.x + threadIdx.x);
+    int at = WIDE * (blockIdx.y * blockDim.x + threadIdx.x);
     if (at >= hidden) return;
-    float2 total = make_float2(0, 0);
+    float2 totals[WIDE / 2] = {};
+#pragma unroll 4
     for (int slot = 0; slot < per_token; ++slot) {
         i64 pair = row * per_token + slot;
-        float2 x = T::load2(given + static_cast<i64>(places[pair]) * hidden + at);
-        if (bias) {
-            i64 row = static_cast<i64>(expert_of(places[pair], ends, experts)) * hidden + at;
-            x.x += load1<T>(bias + row);
-            x.y += load1<T>(bias + row + 1);
+        int place = places[pair];
+        float share = shares[pair];
+        uint4 word = *reinterpret_cast<const uint4*>(given + static_cast<i64>(place) * hidden + at);
+        const Element* of_expert = bias ? bias + static_cast<i64>(expert_of(place, ends, experts)) * hidden + at : bias;
+#pragma unroll
+        for (int p = 0; p < WIDE / 2; ++p) {
+            float2 x = T::load2(reinterpret_cast<const Element*>(&word) + 2 * p);
+            if (bias) {
+                x.x += load1<T>(of_expert + 2 * p);
+                x.y += load1<T>(of_expert + 2 * p + 1);
+            }
+            totals[p].x += share * x.x;
+            totals[p].y += share * x.y;
         }
-        total.x += shares[pair] * x.x;
-        total.y += shares[pair] * x.y;
     }
-    T::store2(mixed + row * hidden + at, total);
+    uint4 word;
+#pragma unroll
+    for (int p = 0; p < WIDE / 2; ++p) T::store2(reinterpret_cast<Element*>(&word) + 2 * p, totals[p]);
+    *reinterpret_cast<uint4*>(mixed + row * hidden + at) = word;
 }
 
 #define KERNELS(NAME, T)                                                                                               \
@@ -148,8 +166,8 @@ __device__ void sum_places(const typename T::Element* given, const int* places, 
         sum<T>(parts, per_token, hidden, mixed);                                                                       \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) gather_##NAME(                                               \
-        const Element_##NAME* x, const int* order, int length, int per_token, Element_##NAME* gathered) {              \
-        gather(reinterpret_cast<const uint4*>(x), order, length, per_token, reinterpret_cast<uint4*>(gathered));       \
+        const Element_##NAME* x, const int* places, int length, int per_token, Element_##NAME* gathered) {             \
+        gather(reinterpret_cast<const uint4*>(x), places, length, per_token, reinterpret_cast<uint4*>(gathered));      \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS) activate_##NAME(                                             \
         const Element_##NAME* both, const int* ends, int experts, int width, const Element_##NAME* bias,               \

@@ -70,10 +70,10 @@ class GroupedMixture:
         self._route = routes.launches(self._module, logits, routing, tensors.get("expert_factors"))
         self._gather = Launch(
             self._module.kernel(f"gather_{kind}"),
-            (pairs, 1, 1),
+            (rows, 1, 1),
             (_THREADS, 1, 1),
             x,
-            routes.order,
+            routes.places,
             np.int32(hidden // _STEP),
             choices,
             gathered,
@@ -87,7 +87,7 @@ class GroupedMixture:
         self._gate_up = gate_up.values.view(experts, 2 * width, hidden).transpose(1, 2)
         self._down = down.values.view(experts, hidden, width).transpose(1, 2)
         self._make_gate_up, self._make_down = gate_up.make, down.make
-        across = -(-hidden // (2 * _THREADS))
+        across = -(-hidden // (_STEP * _THREADS))
         self._sum = (self._module.kernel(f"sum_places_{kind}"), (rows, across, 1), (_THREADS, 1, 1))
         sizes = (choices, np.int32(hidden))
         self._summed = (routes.places, routes.routing_weights, *placed, tensors.get("down_bias"), *sizes, mixed)

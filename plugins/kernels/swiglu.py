@@ -9,7 +9,7 @@ import torch
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.operators.launch import Context
 
-_THREADS, _PER_THREAD = 256, 8
+_MAX_THREADS, _PER_THREAD = 256, 8
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "SwigluLauncher":  # noqa: ARG001
@@ -32,10 +32,11 @@ class SwigluLauncher:
                 f"got {gate_up.dtype}{list(gate_up.shape)}"
             )
         kernel = module.kernel(f"swiglu_{suffix(gate_up)}")
-        grid = (-(-width // (_THREADS * _PER_THREAD)) * rows, 1, 1)  # the first axis takes any number of rows
+        threads = min(_MAX_THREADS, -(-width // (32 * _PER_THREAD)) * 32)
+        grid = (-(-width // (threads * _PER_THREAD)) * rows, 1, 1)  # the first axis takes any number of rows
         self._device = gate_up.device
         arguments, early = (gate_up, np.int32(width), activated), module.architecture >= HOPPER
-        self._launch = Launch(kernel, grid, (_THREADS, 1, 1), *arguments, early=early)
+        self._launch = Launch(kernel, grid, (threads, 1, 1), *arguments, early=early)
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
