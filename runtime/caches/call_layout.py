@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
+from itertools import accumulate, pairwise
+from struct import pack
 from typing import Protocol
 
 import numpy as np
@@ -12,9 +14,9 @@ from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.caches.kv_cache import BlockTable, KVCacheManager
 from tandemrt.runtime.device.backends.base import Call
+from tandemrt.runtime.device.buffers import StagedBuffer
 from tandemrt.runtime.device.prompt_plan import Chunk, num_tokens
 from tandemrt.runtime.device.round_shape import RoundShape
-from tandemrt.runtime.device.streams import upload
 
 MAX_PACKED_CALLS = 128  # bound calls with prompts that are kept, per engine (LRU)
 _ALIGNMENT = 2  # int64 values; every part begins at a multiple of 16 bytes
@@ -133,10 +135,11 @@ class PackedLayout:
         tokens, runs = largest
         self._front = _aligned(windows)
         self._tables = table
-        self._sizes = {"ids": tokens, "index": runs, "slots": runs, "rows": (tokens + 1) // 2, "starts": runs // 2 + 1}
-        self._sizes = {name: _aligned(size) for name, size in self._sizes.items()}
-        size = self._front + sum(self._sizes.values())
-        self._memory = torch.zeros(size, dtype=torch.int64, device=table.device)
+        sizes = {"ids": tokens, "index": runs, "slots": runs, "rows": (tokens + 1) // 2, "starts": runs // 2 + 1}
+        ends = list(accumulate(map(_aligned, sizes.values()), initial=self._front))
+        self._parts = {name: slice(*part) for name, part in zip(sizes, pairwise(ends), strict=True)}
+        self._staged = StagedBuffer(ends[-1], torch.int64, table.device)
+        self._memory = self._staged.device
         self._table = torch.zeros(runs, table.shape[1], dtype=torch.int32, device=table.device)
         self.row_starts = cache(self._row_starts)
 
@@ -152,21 +155,23 @@ class PackedLayout:
         self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], prompts: Packed, *, ahead: int = 0
     ) -> None:
         """See CallLayout.write."""
-        parts = {name: np.zeros(size, np.int64) for name, size in self._sizes.items()}
         ids: list[int] = []
         for slot, start, end in chunks:
             known_ids = texts[slot][start + ahead : end + ahead]
             ids += [*known_ids, *[0] * (end - start - len(known_ids))]
-        counts = [chunk.tokens for chunk in chunks]
-        parts["ids"][: len(ids)] = ids
+        count, counts = len(ids), [chunk.tokens for chunk in chunks]
+        host = self._staged.host
+        host[self._front :] = 0
+        parts = {name: host[part] for name, part in self._parts.items()}
+        parts["ids"][:count] = np.frombuffer(pack(f"{count}q", *ids), np.int64)  # faster than from the list
         parts["index"][: len(chunks)] = [chunk.start for chunk in chunks]
         parts["slots"][: len(chunks)] = [chunk.slot for chunk in chunks]
         rows, starts = parts["rows"].view(np.int32), parts["starts"].view(np.int32)
-        rows[:] = -1
-        rows[: len(ids)] = np.repeat(np.arange(len(chunks), dtype=np.int32), counts)
-        starts[1:] = len(ids)  # entries after the last chunk are empty
+        rows[:count] = np.repeat(np.arange(len(chunks), dtype=np.int32), counts)
+        rows[count:] = -1
         starts[1 : len(chunks) + 1] = np.cumsum(counts)
-        upload(np.concatenate(list(parts.values())), self._memory[self._front :])
+        starts[len(chunks) + 1 :] = count  # entries after the last chunk are empty
+        self._staged.copy_in(self._front, len(host))
         slots = self._part("slots")[: prompts.prompts]
         torch.index_select(self._tables, 0, slots, out=self._table[: prompts.prompts])
 
@@ -203,13 +208,8 @@ class PackedLayout:
         starts = [[query * row] for row in range(batch)]
         return torch.tensor(starts, dtype=torch.int64, device=self._memory.device)
 
-    def _part(self, wanted: str) -> torch.Tensor:
-        start = self._front
-        for name, size in self._sizes.items():
-            if name == wanted:
-                return self._memory[start : start + size]
-            start += size
-        raise KeyError(wanted)
+    def _part(self, name: str) -> torch.Tensor:
+        return self._memory[self._parts[name]]
 
 
 def make_layout(cache_manager: KVCacheManager, device: torch.device, *, windows: int, largest: Packed) -> CallLayout:

@@ -11,7 +11,7 @@ from tandemrt.runtime.caches.linear import LinearCache, LinearCacheManager
 from tandemrt.runtime.caches.recurrent import PromptRuns, RecurrentStates, Snapshots, is_recurrent
 from tandemrt.runtime.caches.tensors import cache_tensors
 from tandemrt.runtime.device.backends.base import Call, Engine
-from tandemrt.runtime.device.streams import upload
+from tandemrt.runtime.device.buffers import StagedBuffer
 
 
 class Cache(Protocol):
@@ -71,21 +71,28 @@ class KVCacheManager(Protocol):
         """
 
     def leave(self, slot: int) -> None:
-        """Free the memory of ``slot``, if it has any. All work that uses it must be enqueued before."""
+        """Free the memory of ``slot``, if it has any. Work that uses it may be enqueued until the next ``reserve``."""
+
+    def flush(self) -> None:
+        """Let work that is enqueued from now on use the memory as reserved. Call after the last ``reserve``."""
 
 
 class BlockTable:
     """The block table: int32 [slots, max_blocks] on the device, shared by all paged caches.
 
-    The row of a free slot is 0, the scratch block. The current stream orders all accesses: the next owner of a block
-    writes after the last one, and readers of a shared block read after all writes to it.
+    The row of a free slot is 0, the scratch block. ``flush`` uploads what has changed. The current stream orders all
+    accesses: the next owner of a block writes after the last one, and readers of a shared block read after all writes
+    to it.
     """
 
     def __init__(
         self, slots: int, max_blocks: int, blocks: int, device: torch.device, *, caches_outputs: bool = True
     ) -> None:
         self.caches_outputs = caches_outputs
-        self.device = torch.zeros(slots, max_blocks, dtype=torch.int32, device=device)
+        self._staged = StagedBuffer(slots * max_blocks, torch.int32, device)
+        self.device = self._staged.device.view(slots, max_blocks)
+        self._changed = range(0)  # entries of the flat table, not on the device yet
+        self._restarted: set[int] = set()  # slots whose recurrent states are at the beginning, not on the device yet
         self.allocator = BlockAllocator(blocks)
         self._snapshots = Snapshots()
 
@@ -116,11 +123,12 @@ class BlockTable:
         blocks = self.allocator.allocate(slot, tokens, hashes)
         if blocks is None:
             return None
-        upload(blocks, self.device[slot, num_held : num_held + len(blocks)])
-        if not num_held:
-            self._snapshots.restart(slot)
-        if num_cached and self._snapshots:
+        self._write(slot, num_held, blocks)
+        if self._snapshots and num_cached:
+            self._restarted.discard(slot)
             self._snapshots.restore(slot, hashes[num_cached - 1])
+        elif self._snapshots and not num_held:
+            self._restarted.add(slot)
         return num_cached * BLOCK_SIZE
 
     def register_prefix(self, slot: int, hashes: Sequence[bytes], *, of_prompt: bool = True) -> None:
@@ -131,12 +139,30 @@ class BlockTable:
 
     def leave(self, slot: int) -> None:
         """See KVCacheManager.leave."""
-        if not self.allocator.num_blocks(slot):
+        blocks = self.allocator.num_blocks(slot)
+        if not blocks:
             return
         try:
-            self.device[slot].zero_()
+            self._write(slot, 0, [0] * blocks)
         finally:
             self.allocator.free(slot)
+
+    def flush(self) -> None:
+        """See KVCacheManager.flush."""
+        if self._changed:
+            changed, self._changed = self._changed, range(0)
+            self._staged.copy_in(changed.start, changed.stop)
+        if self._restarted:
+            restarted, self._restarted = self._restarted, set()
+            self._snapshots.restart(restarted)
+
+    def _write(self, slot: int, first: int, blocks: Sequence[int]) -> None:
+        """Set the entries of ``slot`` from ``first`` on."""
+        start = slot * self.device.shape[1] + first
+        end = start + len(blocks)
+        self._staged.host[start:end] = blocks
+        changed = self._changed or range(start, end)
+        self._changed = range(min(start, changed.start), max(end, changed.stop))
 
 
 class PagedCache:

@@ -124,6 +124,9 @@ class LinearCacheManager:
                 head[slot] = row[slot, :, : self._num_saved]
         self._hashes[slot] = hashes
 
+    def flush(self) -> None:
+        """See KVCacheManager.flush. Rows always belong to their slots."""
+
     def _copy(self, source: int, slot: int, tokens: int, *, saved: bool) -> None:
         for row, head in zip(self._rows, self._saved, strict=True):
             if source != slot:

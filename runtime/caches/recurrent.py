@@ -1,8 +1,9 @@
 """States of a model's recurrent layers, per slot: the memory that cannot be cut off like keys and values."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.plugins.tensors import torch
@@ -60,11 +61,13 @@ class RecurrentStates:
         """Reset the states of ``slot`` to the beginning of a text."""
         for tensor in self.tensors.values():
             tensor[slot].zero_()
-        self.restart(slot)
+        self.restart([slot])
 
-    def restart(self, slot: int) -> None:
-        """Reset the index of ``slot`` alone: operators of paged caches read no state at index 0."""
-        self._covered[slot].zero_()  # an assignment would copy the number and wait for the device
+    def restart(self, slots: Iterable[int]) -> None:
+        """Reset the indices of ``slots`` alone: operators of paged caches read no state at index 0."""
+        for _, adjacent in groupby(enumerate(sorted(slots)), lambda item: item[1] - item[0]):
+            numbers = [slot for _, slot in adjacent]
+            self._covered[numbers[0] : numbers[-1] + 1].zero_()  # an assignment would wait for the device
 
     def covered(self, slot: int) -> int:
         """Return how many tokens the state of ``slot`` covers. The host waits for the device."""
@@ -143,10 +146,10 @@ class Snapshots:
         for states in self._models:
             states.clear(slot)
 
-    def restart(self, slot: int) -> None:
-        """Reset the indices of ``slot`` alone; see RecurrentStates.restart."""
+    def restart(self, slots: Collection[int]) -> None:
+        """Reset the indices of ``slots`` alone; see RecurrentStates.restart."""
         for states in self._models:
-            states.restart(slot)
+            states.restart(slots)
 
     def take(self, slot: int, hashes: Sequence[bytes]) -> None:
         """Copy the states of ``slot``, which are at the end of the blocks with ``hashes``, or one token before it.

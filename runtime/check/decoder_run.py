@@ -232,6 +232,7 @@ def make_cache(engine: Engine, rows: int) -> Cache:
     table = BlockTable(rows, max_blocks, 1 + rows * max_blocks, device)
     for row in range(rows):
         table.reserve(row, max_blocks * BLOCK_SIZE)
+    table.flush()
     return PagedCache(engine, table)
 
 

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from math import prod
+from typing import Any
+
+import numpy.typing as npt
 
 from tandemrt.engines.contract.contract import mask_words
 from tandemrt.engines.parameters.sampling import MOST_BIASES
@@ -53,6 +56,32 @@ class Buffer:
 def _first(memory: torch.Tensor | None, *shape: int) -> torch.Tensor:
     assert memory is not None, "this buffer has no host copy"
     return memory[: prod(shape)].view(shape)
+
+
+class StagedBuffer:
+    """Flat device memory of which the host rewrites parts: into host memory first, then with one copy to the device.
+
+    The host may write again at any time, because ``host`` waits for the last copy.
+    """
+
+    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.device = torch.zeros(size, dtype=dtype, device=device)
+        self._staged = device_of(device).host_zeros(size, dtype=dtype)
+        self._values = self._staged.numpy()
+        self._copied = device_of(device).new_event()
+
+    @property
+    def host(self) -> npt.NDArray[Any]:
+        """The host memory, to write."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._values
+
+    def copy_in(self, start: int, end: int) -> None:
+        """Enqueue the copy of elements [start, end) from the host to the device."""
+        self.device[start:end].copy_(self._staged[start:end], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
 
 
 class RoundBuffers:

@@ -1,6 +1,7 @@
 """Per-slot state on the device: position in the text and sampling parameters."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
-from tandemrt.runtime.device.streams import upload
+from tandemrt.runtime.device.buffers import StagedBuffer
 
 SlotParams = Mapping[str, float]
 """The sampling parameters of one request by name, in the form of the operators: ``SlotState.INTEGERS`` and ``FLOATS``.
@@ -22,6 +23,8 @@ class SlotOccupant(Protocol):
     """A request in a slot, as far as the device needs it."""
 
     slot: int
+    tokens: list[int]
+    prefilled: int
 
     def slot_params(self) -> SlotParams:
         """The sampling parameters."""
@@ -55,17 +58,21 @@ class SlotState:
 
     def __init__(self, slots: int, device: torch.device) -> None:
         self.newest = torch.zeros(slots, 2, dtype=torch.int64, device=device)
-        all_integers = torch.zeros(len(self.PLACE) + len(self.INTEGERS), slots, dtype=torch.int64, device=device)
-        self._place, self._integers = all_integers[: len(self.PLACE)], all_integers[len(self.PLACE) :]
-        self._all_integers = all_integers  # one tensor, so that one operation clears a slot
+        integers = (*self.PLACE, *self.INTEGERS)
+        self._integers = torch.zeros(len(integers), slots, dtype=torch.int64, device=device)
         pairs = (len(self.FLOATS) + 1) // 2  # two floats are uploaded as the bits of an integer
         self._floats = torch.zeros(2 * pairs, slots, dtype=torch.float32, device=device)
-        self._rows = dict(zip((*self.PLACE, *self.INTEGERS), all_integers, strict=True))
+        self._rows = dict(zip(integers, self._integers, strict=True))
         self._rows |= dict(zip(self.FLOATS, self._floats, strict=False))
         self._ramp = torch.arange(2, device=device)
-        self._staged = torch.zeros(slots, len(SlotPosition._fields) + 1, dtype=torch.int64, device=device)
-        self._pending_params: dict[int, SlotParams] = {}  # by slot: parameters that are not on the device yet
-        self._staged_params = torch.zeros(slots, 1 + len(self.INTEGERS) + pairs, dtype=torch.int64, device=device)
+        # By slot, what the host has set last: the slot, the integers, the last two tokens, the floats.
+        self._newest_at, self._floats_at = 1 + len(integers), 3 + len(integers)
+        self._host = np.zeros((slots, self._floats_at + pairs), np.int64)
+        self._host[:, 0] = range(slots)
+        self._host_floats = self._host[:, self._floats_at :].view(np.float32)
+        # Two, because a round over a linear cache uploads twice and must not wait for the first copy.
+        self._staging = cycle([StagedBuffer(self._host.size, torch.int64, device) for _ in range(2)])
+        self._changed: set[int] = set()  # slots with values that are not on the device yet
 
     def view(self, name: str, batch: int) -> torch.Tensor:
         """The values of slots [0, batch), shape [batch]."""
@@ -83,48 +90,49 @@ class SlotState:
     def join(self, running: SlotOccupant) -> None:
         """See SlotListener.join."""
         self.set_params(running.slot, running.slot_params())
-
-    def set_params(self, slot: int, params: SlotParams) -> None:
-        """Set the sampling parameters of ``slot``; ``flush_params`` uploads them."""
-        self._pending_params[slot] = params
-
-    def flush_params(self) -> None:
-        """Upload all parameters that were set since the last call, in one copy."""
-        if not self._pending_params:
-            return
-        pending, self._pending_params = self._pending_params, {}
-        integers = [(slot, *(params[name] for name in self.INTEGERS)) for slot, params in pending.items()]
-        floats = np.zeros((len(pending), len(self._floats)), np.float32)
-        floats[:, : len(self.FLOATS)] = [[params[name] for name in self.FLOATS] for params in pending.values()]
-        staged = self._staged_params[: len(integers)]
-        upload(np.concatenate([np.array(integers), floats.view(np.int64)], 1), staged)
-        slots, first = staged[:, 0], 1 + len(self.INTEGERS)
-        self._integers.index_copy_(1, slots, staged[:, 1:first].T)
-        self._floats.index_copy_(1, slots, viewed(staged[:, first:], torch.float32).T)
-
-    def place(self, places: Sequence[SlotPosition]) -> None:
-        """Set the positions of slots. The work that fills their caches must be enqueued before."""
-        values = self._staged[: len(places)]
-        upload([(each.slot, each.length, each.length + 1, each.previous, each.last) for each in places], values)
-        slots = values[:, 0]
-        self._place.index_copy_(1, slots, values[:, 1:3].T)
-        self.newest.index_copy_(0, slots, values[:, 3:])
+        self.place(SlotPosition.of(running.slot, running.tokens, running.prefilled))
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave. The free ``slot`` has length 0 and samples greedily."""
         # Free slots share the scratch block of a paged cache. They all write the same values, so a CUDA graph can be
         # compared with its warm-up bit by bit.
-        self._pending_params.pop(slot, None)
-        self.newest[slot].zero_()
-        self._all_integers[:, slot].zero_()
-        self._floats[:, slot].zero_()
+        self._host[slot, 1:] = 0
+        self._changed.add(slot)
+
+    def set_params(self, slot: int, params: SlotParams) -> None:
+        """Set the sampling parameters of ``slot``, which has to be placed before ``flush``."""
+        self._host[slot, 1 + len(self.PLACE) : self._newest_at] = [params[name] for name in self.INTEGERS]
+        self._host_floats[slot, : len(self.FLOATS)] = [params[name] for name in self.FLOATS]
+        self._changed.add(slot)
+
+    def place(self, position: SlotPosition) -> None:
+        """Set the position of a slot. The work that fills its caches must be enqueued before ``flush``."""
+        row = self._host[position.slot]
+        row[1 : 1 + len(self.PLACE)] = position.length, position.length + 1
+        row[self._newest_at : self._floats_at] = position.previous, position.last
+        self._changed.add(position.slot)
+
+    def flush(self) -> None:
+        """Upload all values of the slots that have changed since the last call, in one copy."""
+        if not self._changed:
+            return
+        changed, self._changed = sorted(self._changed), set()
+        shape = len(changed), self._host.shape[1]
+        size, staged = shape[0] * shape[1], next(self._staging)
+        staged.host[:size].reshape(shape)[:] = self._host[changed]
+        staged.copy_in(0, size)
+        values = staged.device[:size].view(*shape)
+        slots = values[:, 0]
+        self._integers.index_copy_(1, slots, values[:, 1 : self._newest_at].T)
+        self.newest.index_copy_(0, slots, values[:, self._newest_at : self._floats_at])
+        self._floats.index_copy_(1, slots, viewed(values[:, self._floats_at :], torch.float32).T)
 
     def advance(self, tokens: torch.Tensor, count: torch.Tensor) -> None:
         """Append the emitted tokens: the first ``count`` [batch] of ``tokens`` [batch, window+1]."""
         newest = self.newest[: len(count)]
         # In [newest, emitted tokens], the new last two tokens are at `count` and `count` + 1.
         torch.gather(torch.cat([newest, tokens], 1), 1, count[:, None] + self._ramp, out=newest)
-        self._place[:, : len(count)].add_(count)
+        self._integers[: len(self.PLACE), : len(count)].add_(count)
 
     def advance_tensors(self, batch: int) -> dict[str, torch.Tensor]:
         """The tensors that ``advance`` updates: ``length``, ``position`` [batch], ``newest`` [batch, 2]."""

@@ -18,7 +18,7 @@ from tandemrt.runtime.device.prompt_plan import Chunk, plan
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.requests.slots import Round
 
-_MOST_TOKENS = 4096  # of a call, except the largest: the first run of a larger call takes long anyway
+_MOST_TOKENS = 9216  # of a call, except the largest: at least those of experts, see prefill_chunk
 _CAPTURED_TOKENS = 384  # of a call with a prompt; larger ones keep the device busy for longer than the host
 
 Progress = Callable[[int, int], None]  # called with the rounds captured so far, and all of them
@@ -55,6 +55,13 @@ def _rest(loop: EngineLoop, first: Collection[calls.Shape]) -> Iterator[None]:
         _capture_round(loop, round_)
         _wait(loop)
         yield
+    for shape in (shape for shape in _without_drafts(loop) if shape not in (*first, *usual)):
+        _run_packed(loop, shape.batch, calls.packed(shape.batch, 1, 1).prompt_tokens, 1, window=0)
+        for round_ in _rounds([shape]):
+            with _inputs(loop, round_, mask=-1):
+                loop.target.verify(round_, None)
+        _wait(loop)
+        yield
     for batch in sorted(_adaptive(loop)):
         for window in loop.draft_windows.usual(batch) if loop.draft_windows.calibrates else ():
             _calibrate(loop, batch, window)
@@ -67,6 +74,11 @@ def _first_shapes(loop: EngineLoop) -> list[calls.Shape]:
     """Return the shapes of usual rounds with the largest draft windows of their number of requests."""
     windows = loop.draft_windows
     return calls.rounds(loop.slots.count, lambda live: windows.usual(live)[-1:])
+
+
+def _without_drafts(loop: EngineLoop) -> list[calls.Shape]:
+    """Return the shapes of rounds with prompts whose requests cannot use drafts, see RoundPlanner."""
+    return calls.rounds(loop.slots.count, lambda _live: [0]) if loop.target.layout.packed else []
 
 
 def _adaptive(loop: EngineLoop) -> set[int]:
@@ -124,6 +136,7 @@ def _clear(loop: EngineLoop, slots: int) -> None:
     for slot in range(slots):
         loop.target.state.leave(slot)
         loop.drafter.leave(slot)
+    loop.target.state.flush()
 
 
 def _run(loop: EngineLoop, round_: Round) -> None:
@@ -166,12 +179,13 @@ def _prompt_calls(loop: EngineLoop) -> list[tuple[int, int, int]]:
     return prompt_calls + [(1, size - query, 1) for size in small for _ in range(2)]
 
 
-def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int) -> None:
+def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int, *, window: int | None = None) -> None:
     """Run a round with ``tokens`` tokens of at most ``prompts`` prompts and the draft windows of ``batch`` slots.
 
-    Free slots write to the scratch block.
+    ``window``: None for the largest. Free slots write to the scratch block.
     """
-    layout, window = loop.target.layout, loop.draft_windows.largest if batch else 0
+    layout, largest = loop.target.layout, loop.draft_windows.largest if batch else 0
+    window = largest if window is None else window
     each = -(-tokens // prompts)
     chunks = plan([Chunk(slot, 0, each) for slot in range(prompts)], tokens)
     sizes = layout.prompts_of(batch * (window + 1), chunks)

@@ -73,9 +73,14 @@ class EngineLoop:
         self.overlap = overlap
         self.draft_windows = draft_windows
         self.planner = RoundPlanner(
-            target, drafter, metrics, chunk=prefill_chunk, chunk_while_decoding=prefill_chunk_while_decoding
+            target,
+            drafter,
+            metrics,
+            chunk=prefill_chunk,
+            chunk_while_decoding=prefill_chunk_while_decoding,
+            copies=lookup is not None,
         )
-        listeners: list[SlotListener] = [scheduler, target.state, self.planner, drafter, draft_windows]
+        listeners: list[SlotListener] = [scheduler, target.state, drafter, draft_windows]
         listeners += [] if target.images is None else [target.images]
         listeners += [] if lookup is None else [lookup]
         self.slots = Slots(slots, cache_manager, listeners, num_draft_tokens=draft_windows.largest, slack=slack)
@@ -122,6 +127,8 @@ class EngineLoop:
             self._steps.commit(last, self._steps.fetch(None, last))
         else:
             self._timeline.pause()
+        if self.idle:  # rounds of the warm-up may follow, which use free slots
+            self._flush_slots()
 
     @property
     def _looks_up_first(self) -> bool:
@@ -221,10 +228,16 @@ class EngineLoop:
                 waiting, error = failed
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)
                 self._committer.drop(DroppedRequest(waiting, Finish("error", error)))
+            self.cache_manager.flush()
             round_ = self.planner.plan(self.slots, self.draft_windows, self._last)
             for running in round_.rows.values():
                 running.replay.mark_planned()
             return round_
+
+    def _flush_slots(self) -> None:
+        """Upload memory and values of the slots that requests have joined or left."""
+        self.cache_manager.flush()
+        self.target.state.flush()
 
     def _observe_duration(self, last: VerifiedRound | None, verified: VerifiedRound | None, seconds: float) -> None:
         """Record the duration of a step for adaptive draft windows.

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class RoundPlanner:
-    """Plans rounds and prefills the prompts of requests in slots (chunked prefill). A SlotListener.
+    """Plans rounds and prefills the prompts of requests in slots (chunked prefill).
 
     A round processes at most ``chunk`` prompt tokens, and at most ``chunk_while_decoding`` if any request decodes,
     which bounds the latency of the next token. Over a paged cache, prompts and draft windows share the calls of the
@@ -43,69 +43,81 @@ class RoundPlanner:
     """
 
     def __init__(
-        self, target: TargetRunner, drafter: Drafter, metrics: Metrics, *, chunk: int, chunk_while_decoding: int
+        self,
+        target: TargetRunner,
+        drafter: Drafter,
+        metrics: Metrics,
+        *,
+        chunk: int,
+        chunk_while_decoding: int,
+        copies: bool = False,
     ) -> None:
+        """``copies``: whether drafts may also be copied from the text."""
         self.chunk = chunk
         self.chunk_while_decoding = chunk_while_decoding
         self._target = target
         self._drafter = drafter
         self._metrics = metrics
-        self._moved: dict[int, SlotPosition] = {}  # by slot: positions that are not on the device yet
-
-    def join(self, running: RunningRequest) -> None:
-        """See SlotListener.join."""
-        self._moved[running.slot] = SlotPosition.of(running.slot, running.tokens, running.prefilled)
-
-    def leave(self, slot: int) -> None:
-        """See SlotListener.leave."""
-        self._moved.pop(slot, None)
+        self._copies = copies
 
     def plan(self, slots: Slots, draft_windows: "DraftWindowPlanner", last: VerifiedRound | None = None) -> Round:
         """Return the next round, and enqueue the uploads or prefill calls of its prompt tokens.
 
         ``last``: the round in flight. Requests that it completes take part in no further round.
         """
-        self._target.state.flush_params()
+        state = self._target.state
         requests = [request for request in slots if last is None or not last.round.completes(request)]
         missing = [
             Chunk(request.slot, request.prefilled, request.prefill_end) for request in requests if request.prefilling
         ]
         if not missing:
-            self._place()
+            state.flush()
             return plan_round(requests, draft_windows, slots.count)
         budget = self.chunk if len(missing) == len(requests) else min(self.chunk, self.chunk_while_decoding)
         running = {request.slot: request for request in requests}
         in_prompts = partial(plan, missing, at_block_ends=slots.reuses_whole_chunks, whole=_whole_spans(requests))
+        plan_decoding = partial(self._plan_decoding, requests, draft_windows, slots.count)
         chunks = in_prompts(budget)
-        round_ = plan_round(requests, draft_windows, slots.count, chunks)
+        round_ = plan_decoding(chunks)
         layout = self._target.layout
         if num_tokens(chunks) < num_tokens(missing) and layout.budget(round_.window_tokens, budget) < budget:
             budget = layout.budget(round_.window_tokens, budget)
             chunks = in_prompts(budget)
-            round_ = plan_round(requests, draft_windows, slots.count, chunks)
+            round_ = plan_decoding(chunks)
         round_ = replace(round_, prompts=layout.prompts_of(round_.window_tokens, chunks))
-        if self._drafter.reads_prompts_late:
-            ended = (chunk.slot for chunk in chunks if chunk.end == running[chunk.slot].prefill_end)
-            round_ = replace(round_, undrafted=frozenset(ended))
         texts = {chunk.slot: running[chunk.slot].tokens for chunk in chunks}
         if round_.prompts != NO_PROMPTS:
             self._target.write_prompts(chunks, texts, round_.shape)
             self._drafter.write_prompts(chunks, texts, round_.prompts)
         else:
-            self._place()
+            state.flush()
             self._prefill(chunks, texts)
-        self._moved |= {chunk.slot: SlotPosition.of(chunk.slot, texts[chunk.slot], chunk.end) for chunk in chunks}
-        self._place()
         for chunk in chunks:
             running[chunk.slot].prefilled = chunk.end
+            state.place(SlotPosition.of(chunk.slot, texts[chunk.slot], chunk.end))
+        state.flush()
         self._metrics.prefilled += num_tokens(chunks)
         return round_
 
-    def _place(self) -> None:
-        """Upload the positions that are not on the device yet."""
-        if self._moved:
-            self._target.state.place(list(self._moved.values()))
-            self._moved = {}
+    def _plan_decoding(
+        self,
+        requests: Sequence[RunningRequest],
+        draft_windows: "DraftWindowPlanner",
+        slots: int,
+        chunks: Collection[Chunk],
+    ) -> Round:
+        """Plan the rows of a round with ``chunks``, without drafts if no request can use them.
+
+        Only packed calls leave them out: other rounds keep the window of their captured graphs.
+        """
+        round_ = plan_round(requests, draft_windows, slots, chunks)
+        if self._drafter.reads_prompts_late:
+            ends = {running.slot: running.prefill_end for running in requests}
+            undrafted = frozenset(chunk.slot for chunk in chunks if chunk.end == ends[chunk.slot])
+            round_ = replace(round_, undrafted=undrafted)
+        if not self._target.layout.packed or round_.can_use_drafts(copies=self._copies):
+            return round_
+        return replace(round_, window=0, num_proposed=0)
 
     def _prefill(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]]) -> None:
         """Run the prefill calls over linear caches. The position of each slot is the start of its chunk."""

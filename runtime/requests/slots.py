@@ -254,6 +254,13 @@ class Round:
         """Drafted tokens that may be verified for ``running``."""
         return min(self.window, running.request.num_draft_tokens, running.remaining - 1)
 
+    def can_use_drafts(self, *, copies: bool) -> bool:
+        """Whether any drafted token may be verified. ``copies``: drafts may also be copied from the text."""
+        return any(
+            self.max_drafted(running) > 0 and (copies or slot not in self.undrafted or slot in self.may_fast_forward)
+            for slot, running in self.rows.items()
+        )
+
     def completes(self, running: RunningRequest) -> bool:
         """Whether the round surely emits the last token of ``running``. It emits at least one for each of its rows."""
         return self.rows.get(running.slot) is running and running.remaining <= 1 and not running.replay.rereading

@@ -237,6 +237,7 @@ class LoopModel(RuleBasedStateMachine):
         assert not slots & queue
         cache_manager = self.loop.cache_manager
         assert isinstance(cache_manager, BlockTable)
+        cache_manager.flush()
         assert cache_manager.allocator.available == cache_manager.allocator.blocks - 1 - len(
             {block for row in cache_manager.device.tolist() for block in row} - {0}
         )

@@ -207,7 +207,7 @@ def test_a_long_prompt_is_processed_in_chunks_without_draft_windows(llm: LLM) ->
     rounds = rounds_of(llm)
     prompt, asked = ASKED[-1]
     llm.generate(prompt, params_of(asked))
-    assert [(round_.batch, round_.prompts.prompt_tokens) for round_ in rounds[:2]] == [(0, 128), (1, 59)]
+    assert [(round_.batch, round_.prompts.prompt_tokens) for round_ in rounds[:2]] == [(0, 128), (1, 31)]
     assert llm.metrics.prefilled == len(prompt) - 1
 
 
@@ -227,14 +227,16 @@ def test_warm_up_runs_prompts_of_every_size_and_leaves_no_trace(llm: LLM, alone:
     assert llm.metrics.prefilled == 0
     assert not llm.loop.target.state.view("length", SLOTS).any()
     ready = {round_.window_tokens + round_.prompts.prompt_tokens for round_ in rounds if round_.prompts != NO_PROMPTS}
-    numbers = {round_.prompts.prompts for round_ in rounds}
+    numbers, scored = {round_.prompts.prompts for round_ in rounds}, {round_.window_tokens for round_ in rounds}
     rounds.clear()
     outputs = llm.generate([prompt for prompt, _ in ASKED], [params_of(asked) for _, asked in ASKED])
+    llm.generate([1, 2, 3], SamplingParams(max_tokens=1))  # a round with a prompt and without drafts
     assert [output.token_ids for output in outputs] == alone
     assert {
         round_.window_tokens + round_.prompts.prompt_tokens for round_ in rounds if round_.prompts != NO_PROMPTS
     } <= ready
     assert {round_.prompts.prompts for round_ in rounds} <= numbers
+    assert {round_.window_tokens for round_ in rounds} <= scored
 
 
 @pytest.mark.parametrize(
@@ -259,3 +261,11 @@ def test_a_draft_catches_up_on_all_texts_in_one_call(bundles: dict[str, Path], a
         assert [output.token_ids for _, output in sorted(outputs.items())] == [alone[i] for i in (6, 2, 3, 5, 6)]
         assert llm.metrics.drafted > 0
         assert llm.metrics.rounds > llm.metrics.steps / SLOTS
+
+
+def test_requests_that_end_with_the_first_token_after_their_prompt_get_no_drafts(llm: LLM) -> None:
+    rounds = rounds_of(llm)
+    prompt, asked = ASKED[3]
+    for most in (1, 2):
+        llm.generate(prompt, params_of(asked | {"max_tokens": most}))
+    assert [round_.window for round_ in rounds if round_.prompts != NO_PROMPTS] == [0, 4]

@@ -134,6 +134,7 @@ class SharedMemory(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_accounted_for(self) -> None:
+        self.table.flush()
         tables = self.table.device.tolist()
         texts = {running.slot: running.tokens for running in self.llm.loop.slots}
         salts = {running.slot: running.request.params.cache_salt for running in self.llm.loop.slots}

@@ -3,13 +3,15 @@
 from collections import Counter
 
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.validation.errors import InternalError
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.allocator import BlockAllocator
+from tandemrt.runtime.caches.kv_cache import BlockTable
 
 BLOCKS = 9
 TEXTS = ["aaaa", "aaab", "aabb", "b", "bb"]  # One letter is a block. The hash of a block is all text up to its end.
@@ -143,3 +145,22 @@ def test_free_cached_blocks_that_are_shared_are_not_also_free_for_others(more: i
     assert (got is not None) == fits
     assert allocator.available == (3 - more if fits else 5)
     assert allocator.count_cached(hashes_of("ab")) == 2
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), max_size=20))
+def test_a_table_shows_all_changes_since_the_last_flush(changes: list[tuple[int, int, bool]]) -> None:
+    """``changes``: slot, blocks that it then holds, 0 when it leaves, and whether a flush follows."""
+    table, rows = BlockTable(4, 3, 20, torch.device("cpu")), [[0] * 3 for _ in range(4)]
+    for slot, blocks, flushes in changes:
+        if blocks:
+            table.reserve(slot, blocks * BLOCK_SIZE)
+            blocks = table.allocator.num_blocks(slot)
+            rows[slot] = [*table.allocator._rows[slot].blocks, *[0] * (3 - blocks)]
+        else:
+            table.leave(slot)
+            rows[slot] = [0] * 3
+        if flushes:
+            table.flush()
+            assert table.device.tolist() == rows
+    table.flush()
+    assert table.device.tolist() == rows

@@ -48,6 +48,7 @@ def text(request: pytest.FixtureRequest) -> Text:
 def test_a_slot_begins_a_text_whatever_its_last_owner_left(text: Text) -> None:
     text.write(1, 100, 7.0)
     assert text.table.reserve(1, 20) == 0
+    text.table.flush()
     assert text.states.covered(1) == 0
 
 

@@ -1,6 +1,7 @@
 """Rounds are planned first, their steps follow a schedule, and prompts are processed one chunk per round."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,6 +151,34 @@ def test_a_round_drafts_the_largest_window_of_its_requests_up_to_the_limit(asked
 
 
 @pytest.mark.parametrize(
+    ("remaining", "undrafted", "copies", "used"),
+    [
+        ([1, 1], [], False, False),
+        ([1, 2], [], False, True),
+        ([1, 2], [1], False, False),  # the drafter has not read its prompt
+        ([1, 2], [1], True, True),
+        ([1, 2], [0], False, True),
+        ([2, 2], [0, 1], False, False),
+    ],
+)
+def test_drafts_are_of_use_to_requests_that_may_verify_some(
+    remaining: list[int], undrafted: list[int], copies: bool, used: bool
+) -> None:
+    slots = filled(*[1] * len(remaining))
+    for running, tokens in zip(slots, remaining, strict=True):
+        running.tokens += [0] * (running.remaining - tokens)
+    round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
+    assert replace(round_, undrafted=frozenset(undrafted)).can_use_drafts(copies=copies) == used
+
+
+def test_fast_forward_tokens_are_of_use_before_the_drafter_has_read_the_prompt() -> None:
+    slots = filled(1)
+    next(iter(slots)).replay.start([1, 2, 3])
+    round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
+    assert replace(round_, undrafted=frozenset({0})).can_use_drafts(copies=False)
+
+
+@pytest.mark.parametrize(
     ("params", "filters", "rules"),
     [
         ({}, False, {Rule.COUPLED}),
@@ -186,7 +215,7 @@ def prompted(*lengths: int, while_decoding: int = CHUNK) -> tuple[Any, RoundPlan
     """A target over a linear cache, and prompts of ``lengths`` tokens that count up from 100."""
     target: Any = FakeTarget()
     prompts = RoundPlanner(target, FakeDrafter(), Metrics(), chunk=CHUNK, chunk_while_decoding=while_decoding)
-    slots = Slots(SLOTS, LinearCacheManager(0), [prompts], num_draft_tokens=0)
+    slots = Slots(SLOTS, LinearCacheManager(0), [target.state], num_draft_tokens=0)
     for length in lengths:
         slots.join(make_queued(prompt=list(range(100, 100 + length))))
     return target, prompts, slots

@@ -32,7 +32,8 @@ def test_slots_advance_as_their_texts_grow(prompt: list[int], rounds: list[tuple
     state = SlotState(SLOTS, torch.device("cpu"))
     texts = [list(prompt) for _ in range(SLOTS)]
     for slot in range(SLOTS):
-        state.place([SlotPosition.of(slot, prompt, len(prompt) - 1)])
+        state.place(SlotPosition.of(slot, prompt, len(prompt) - 1))
+    state.flush()
     for window, emitted in rounds:
         padded = [row + [-1] * (window + 1 - len(row)) for row in emitted]
         state.advance(torch.tensor(padded), torch.tensor([len(row) for row in emitted]))
@@ -47,9 +48,11 @@ def test_a_slot_that_is_vacated_stands_at_the_beginning_and_leaves_its_neighbour
     state = SlotState(SLOTS, torch.device("cpu"))
     for slot in range(SLOTS):
         state.set_params(slot, FIRST)
-        state.place([SlotPosition(slot, length=5, last=2, previous=1)])
-    state.flush_params()
+        state.place(SlotPosition(slot, length=5, last=2, previous=1))
+    state.flush()
     state.leave(1)
+    assert state.view("length", SLOTS).tolist() == [5, 5, 5]
+    state.flush()
     assert state.view("length", SLOTS).tolist() == [5, 0, 5]
     assert state.view("temperature", SLOTS).tolist() == [0.5, 0, 0.5]
     assert state.view("top_k", SLOTS).tolist() == [7, 0, 7]
@@ -74,13 +77,13 @@ def test_the_tensors_that_an_engine_advances_are_those_of_the_first_slots() -> N
 def test_parameters_are_uploaded_once() -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
     state.set_params(0, FIRST)
-    state.flush_params()
+    state.flush()
     state.view("temperature", SLOTS).fill_(4.0)
     state.set_params(2, SECOND)
-    state.flush_params()
+    state.flush()
     assert state.view("temperature", SLOTS).tolist() == [4.0, 4.0, 2.0]
     state.view("temperature", SLOTS).fill_(5.0)
-    state.flush_params()
+    state.flush()
     assert state.view("temperature", SLOTS).tolist() == [5.0, 5.0, 5.0]
 
 
@@ -88,11 +91,11 @@ def test_parameters_are_uploaded_once() -> None:
 def test_a_slot_samples_as_its_newest_request_asked(seed: int) -> None:
     state = SlotState(SLOTS, torch.device("cpu"))
     state.set_params(1, FIRST)
-    state.flush_params()
+    state.flush()
     state.set_params(1, {**SECOND, "seed": seed})
     state.set_params(2, dict.fromkeys(SECOND, 1))
     state.leave(2)
-    state.flush_params()
+    state.flush()
     expected = {**SECOND, "seed": seed, "position": 0}
     own = expected.pop("draft_temperature")
     assert {name: values.tolist()[1] for name, values in state.sampling(SLOTS).items()} == expected
