@@ -20,7 +20,7 @@ from tandemrt.export.bundle.build import BuildReport
 from tandemrt.export.bundle.capacity import SHARE, Capacity
 from tandemrt.export.bundle.stored_dtype import stored_dtype
 from tandemrt.export.cli.progress import console
-from tandemrt.export.compile.onnxruntime.graph_file import differences
+from tandemrt.export.compile.graph_contract import differences
 from tandemrt.export.compile.tensorrt.summary import summaries
 
 

@@ -2,30 +2,26 @@
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import onnx_ir as ir
 
 from tandemrt.engines.bundle.manifest import EngineEntry
-from tandemrt.engines.contract.decoder import Decoder, Subgraph
 from tandemrt.engines.contract.operators import EXPERTS, WEIGHTLESS_ENGINES
-from tandemrt.engines.recipe.backend import Backend
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe, quoted
-from tandemrt.export.compile.onnxruntime.graph_file import require_contract
-from tandemrt.export.compile.tensorrt.listeners import Progress
+from tandemrt.export.compile.graph_contract import require_contract
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.graph.graph import Graph
 from tandemrt.export.passes.batch_invariance import NotBatchInvariant
-from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.graph_pass import Pipeline
 from tandemrt.export.passes.over_ranks import over_ranks
 from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, WITHOUT_LAYERS
-from tandemrt.plugins.operators.constants import DOMAIN
 
+Progress = Callable[[str, int, int], None]  # phase, steps done, steps in all
 # Operators whose target is batch-invariant only if a recipe requires it, and why (docs/invariance.md)
 _ON_REQUEST = {
     **dict.fromkeys(EXPERTS, "rounds of many requests through experts would be slower"),
@@ -78,13 +74,15 @@ def compile_graph(graph: Graph, recipe: Recipe, folder: Path, options: CompileOp
 
     Raises InternalError when the graph breaks its contract, BackendUnavailable when the backend cannot build here.
     """
-    lowered = _lowered(graph, recipe)
+    lowered, backend = _lowered(graph, recipe), recipe.backend
     model, rewrites = lowered.model, lowered.rewrites
     if is_cut(graph, recipe):
-        return CompiledEngine(_in_steps(lowered, graph, recipe, folder), rewrites, lowered.notes)
+        steps = importlib.import_module(f"tandemrt.export.compile.{backend.folder}.steps")
+        entry = steps.build_in_steps(model, graph, backend, folder, batch_invariant=lowered.batch_invariant)
+        return CompiledEngine(entry, rewrites, lowered.notes)
     save_model(model, folder / graph.file)
     require_contract(folder / graph.file, graph.contract)
-    builder = importlib.import_module(f"tandemrt.export.compile.{recipe.backend.folder}.builder")
+    builder = importlib.import_module(f"tandemrt.export.compile.{backend.folder}.builder")
     return CompiledEngine(builder.build(graph, recipe, folder, options), rewrites)
 
 
@@ -141,42 +139,3 @@ def _why_on_request(model: ir.Model, dtype: str) -> str | None:
         return "few rows of float32 matmuls would be slower"
     present = {node.op_type for node in model.graph}
     return next((why for operator, why in _ON_REQUEST.items() if operator in present), None)
-
-
-def _in_steps(lowered: _Lowered, graph: Graph, recipe: Recipe, folder: Path) -> EngineEntry:
-    """Save the subgraphs of a graph; a graph without operators of the project is a single one."""
-    model = lowered.model
-    if not any(node.domain == DOMAIN for node in model.graph):
-        return _one_subgraph(model, graph, recipe.backend, folder)
-    folder_in_bundle = str(PurePosixPath(graph.file).parent)
-    prefix = "" if graph.name in ("target", "draft") else f"{graph.name}."  # the others share the draft's folder
-    if graph.shard is not None and graph.shard.rank:
-        prefix = f"rank{graph.shard.rank}."
-    subgraphs, decoder = cut(model, folder_in_bundle, prefix)
-    for file, subgraph in subgraphs.items():
-        save_model(subgraph, folder / file)
-    for each in decoder.subgraphs:
-        require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
-    return EngineEntry(
-        decoder=decoder,
-        backend=recipe.backend.name,
-        built_for=recipe.backend.device,
-        dtype=graph.dtype,
-        contract=graph.contract,
-        batch_invariant=lowered.batch_invariant,
-    )
-
-
-def _one_subgraph(model: ir.Model, graph: Graph, backend: Backend, folder: Path) -> EngineEntry:
-    """Save a graph as a decoder of a single step."""
-    save_model(model, folder / graph.file)
-    require_contract(folder / graph.file, graph.contract)
-    inputs, outputs = (tuple(b.name for b in side) for side in (graph.contract.inputs, graph.contract.outputs))
-    decoder = Decoder(constants=None, steps=(Subgraph(file=graph.file, inputs=inputs, outputs=outputs),), values=())
-    return EngineEntry(
-        decoder=decoder,
-        backend=backend.name,
-        built_for=backend.device,
-        dtype=graph.dtype,
-        contract=graph.contract,
-    )

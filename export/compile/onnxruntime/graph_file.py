@@ -9,8 +9,6 @@ from pathlib import Path
 import onnx
 
 from tandemrt.engines.bundle.manifest import SharedWeight
-from tandemrt.engines.contract.binding import Binding
-from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.dtypes import from_onnx
 from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BackendUnavailable, InternalError
@@ -21,22 +19,6 @@ from tandemrt.plugins.onnxruntime.sessions import session_options
 from tandemrt.plugins.operators.constants import DOMAIN
 
 _MAX_CONSTANTS = 16 << 20  # bytes that constant folding may add to a graph file; a rotary table has one or a few MB
-
-
-def differences(path: Path, expected: Contract) -> list[str]:
-    """Return the differences between the bindings of a graph file and ``expected``, one line each. Weights are not
-    read.
-    """
-    graph = onnx.load(path, load_external_data=False).graph
-    # The runtime binds outputs to the memory of inputs; a graph file has no such field.
-    return expected.differences(Contract(_bindings(graph.input), _bindings(graph.output), expected.aliases))
-
-
-def require_contract(path: Path, expected: Contract) -> None:
-    """Raise InternalError unless the bindings of a graph file are ``expected``."""
-    lines = differences(path, expected)
-    if lines:
-        raise InternalError(f"{path.name} must have the bindings of its contract: {'; '.join(lines)}")
 
 
 def require_session(path: Path, *, optimize: bool = True) -> bool:
@@ -149,13 +131,3 @@ def _rename_repeated(graph: onnx.GraphProto, outer: Mapping[str, str], used: set
 def _candidates(name: str) -> Iterator[str]:
     yield name
     yield from (f"{name}_{number}" for number in count(2))
-
-
-def _bindings(values: list[onnx.ValueInfoProto]) -> tuple[Binding, ...]:
-    return tuple(_binding(value) for value in values)
-
-
-def _binding(value: onnx.ValueInfoProto) -> Binding:
-    tensor = value.type.tensor_type
-    shape = tuple(dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in tensor.shape.dim)
-    return Binding(value.name, from_onnx(tensor.elem_type), shape)

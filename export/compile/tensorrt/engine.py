@@ -15,9 +15,10 @@ from typing import Any
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
+from tandemrt.export.compile.backends import Progress
 from tandemrt.export.compile.tensorrt import inspect as inspector
 from tandemrt.export.compile.tensorrt.config import configure, gpu, load_timings, save_timings, timing_cache_file
-from tandemrt.export.compile.tensorrt.listeners import Progress, progress_monitor
+from tandemrt.export.compile.tensorrt.listeners import progress_monitor
 from tandemrt.export.compile.tensorrt.network import contract_of, inputs, parse, symbols
 from tandemrt.export.compile.tensorrt.profiles import Profile, optimization_profile, resolve
 from tandemrt.export.compile.tensorrt.worker import Failed, count_layers

@@ -3,10 +3,9 @@
 The class is made inside a function, because its base class exists only where TensorRT is installed.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-Progress = Callable[[str, int, int], None]  # phase, steps done, steps in all
+from tandemrt.export.compile.backends import Progress
 
 
 def progress_monitor(trt: Any, progress: Progress) -> Any:
