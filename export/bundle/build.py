@@ -28,11 +28,11 @@ from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, clipped
-from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.gguf import with_unpacked_gguf
 from tandemrt.export.bundle.graphs import further_ranks, graphs
 from tandemrt.export.bundle.kernels import compile_into, kernels_for
 from tandemrt.export.bundle.models import Model, Models
+from tandemrt.export.bundle.opened_head import DraftHead
 from tandemrt.export.bundle.opening import open_models, require_support
 from tandemrt.export.bundle.provenance import collect
 from tandemrt.export.bundle.shared_weights import with_shared_weights

@@ -11,8 +11,8 @@ from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.calls import most_query
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.models import Draft, Model, Models
+from tandemrt.export.bundle.opened_head import DraftHead
 from tandemrt.export.graph.graph import Graph
 from tandemrt.export.graph.lowering import Lowering, supported_lowering
 from tandemrt.export.model.decoder import build_decoder

@@ -11,8 +11,8 @@ from tandemrt.engines.contract.dtypes import BITS, FLOAT8, KV_DTYPES
 from tandemrt.engines.recipe.models import ModelDraft, Target
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
-from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.draft_kinds import MODEL_DRAFTS
+from tandemrt.export.bundle.opened_head import DraftHead
 from tandemrt.export.model.lowerings import STRATEGIES
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization

@@ -9,8 +9,8 @@ from tandemrt.engines.recipe.backends import BACKENDS, CPU, CUDA, PAGED
 from tandemrt.engines.recipe.models import HeadDraft, ModelDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
-from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.models import Draft, Model, Models
+from tandemrt.export.bundle.opened_head import DraftHead
 from tandemrt.export.graph.lowering import supported_lowering
 from tandemrt.export.model.scaled_matmul import STEP
 from tandemrt.export.model.scaled_matmul import unsupported as unsupported_quantization

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterator, Mapping
 
 from tandemrt.engines.bundle.manifest import EngineEntry, EngineName, SharedWeight
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
-from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.models import Model, Models
+from tandemrt.export.bundle.opened_head import DraftHead
 from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.tensors import with_graph_names
 

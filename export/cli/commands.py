@@ -88,7 +88,7 @@ def build(
     from tandemrt.export.bundle.build import build as build_bundle
     from tandemrt.export.bundle.cached_build import write_default_recipe
     from tandemrt.export.bundle.sources import CheckpointSource
-    from tandemrt.export.cli.on_demand import print_recipe
+    from tandemrt.export.cli.console_build import print_recipe
     from tandemrt.export.cli.progress import Progress, console
     from tandemrt.export.cli.report import print_build
     from tandemrt.export.compile.backends import CompileOptions

@@ -1,7 +1,7 @@
 """Count the emitted tokens that a draft has not processed yet."""
 
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 
 
 class Backlog:

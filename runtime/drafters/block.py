@@ -18,8 +18,8 @@ from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import Sampler, StepSampler, WindowSampler
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 
 
 class BlockHead(Protocol):

@@ -11,8 +11,8 @@ from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.device.buffers import Buffer
 from tandemrt.runtime.drafters.target_ids import TargetIds
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 
 
 class DraftMasks:

@@ -16,8 +16,8 @@ from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import StepSampler
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 
 
 class ModelDrafter(NullHooks):

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from tandemrt.engines.contract.calls import Packed
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device.prompt_plan import Chunk
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 
 
 class NullHooks:
-    """The hooks of a round that a drafter has (see Drafter in engine_loop/models.py), which do nothing.
+    """The hooks of a round that a drafter has (see Drafter in engine_loop/drafter.py), which do nothing.
 
     A drafter overrides those that it needs.
     """

@@ -25,8 +25,8 @@ from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.pair_store import PairStore
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import Sampler, StepSampler, WindowSampler
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 
 
 class Head(Protocol):

@@ -19,8 +19,8 @@ from tandemrt.runtime.drafters.mask_tokens import MaskTokens
 from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import WindowSampler
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 
 
 class ParallelDrafter(NullHooks):

@@ -13,7 +13,7 @@ from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.drafters.masks import DraftMasks
 from tandemrt.runtime.drafters.resources import DraftResources
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 
 
 class Sampler(ABC):

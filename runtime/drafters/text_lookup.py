@@ -7,8 +7,8 @@ from weakref import WeakKeyDictionary
 
 from tandemrt.runtime.drafters.copy_source import CopySource
 from tandemrt.runtime.requests.acceptance import Acceptance
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 
 
 class TextLookup:

@@ -16,7 +16,7 @@ from itertools import product
 from tandemrt.engines.contract import calls
 from tandemrt.runtime.device.prompt_plan import Chunk, plan
 from tandemrt.runtime.engine_loop.loop import EngineLoop
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 
 _MOST_TOKENS = 9216  # of a call, except the largest: at least those of experts, see prefill_chunk
 _CAPTURED_TOKENS = 384  # of a call with a prompt; larger ones keep the device busy for longer than the host

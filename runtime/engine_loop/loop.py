@@ -30,14 +30,19 @@ from tandemrt.runtime.caches.kv_cache import KVCacheManager
 from tandemrt.runtime.device.buffers import Buffer, replace_drafts, write_drafts
 from tandemrt.runtime.device.streams import HostCopy, Streams
 from tandemrt.runtime.device.timeline import Timeline
-from tandemrt.runtime.engine_loop.host import Committer, DraftToVerify, VerifyInputWriter
-from tandemrt.runtime.engine_loop.models import Drafter, Lookup, TargetRunner
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, Preemption, RoundPlanner
+from tandemrt.runtime.engine_loop.commit import Committer
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.drafter import Drafter, Lookup
+from tandemrt.runtime.engine_loop.planner import RoundPlanner
+from tandemrt.runtime.engine_loop.preemption import Preemption
+from tandemrt.runtime.engine_loop.target import TargetRunner
+from tandemrt.runtime.engine_loop.verify_inputs import DraftToVerify, VerifyInputWriter
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.round import Round, VerifiedRound
 from tandemrt.runtime.requests.running import DroppedRequest
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import Round, SlotListener, Slots, VerifiedRound
+from tandemrt.runtime.requests.slots import SlotListener, Slots
 
 log = logging.getLogger(__name__)
 

@@ -1,33 +1,23 @@
-"""Planning of rounds: which requests decode, which prompt tokens are processed, whether the cache memory suffices, and
-how many tokens are drafted.
-"""
+"""Plan rounds: which requests decode, and which prompt tokens are processed."""
 
-import logging
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from weakref import WeakKeyDictionary
 
 from tandemrt.engines.contract.calls import NO_PROMPTS, bucket
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
-from tandemrt.engines.options.options import draft_tokens_problem
-from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.device.backends.base import ProfiledEngine, prompt_rows
 from tandemrt.runtime.device.prompt_plan import Chunk, group_equal_chunks, num_tokens, plan
 from tandemrt.runtime.device.slot_state import SlotPosition
 from tandemrt.runtime.device.streams import upload
-from tandemrt.runtime.engine_loop.costs import RoundCosts
-from tandemrt.runtime.engine_loop.models import Drafter, TargetRunner
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.drafter import Drafter
+from tandemrt.runtime.engine_loop.target import TargetRunner
 from tandemrt.runtime.metrics.metrics import Metrics
-from tandemrt.runtime.requests.acceptance import Acceptance, best_window
-from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.round import Round, VerifiedRound
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import Round, Slots, VerifiedRound
-
-log = logging.getLogger(__name__)
+from tandemrt.runtime.requests.slots import Slots
 
 
 class RoundPlanner:
@@ -60,7 +50,7 @@ class RoundPlanner:
         self._metrics = metrics
         self._copies = copies
 
-    def plan(self, slots: Slots, draft_windows: "DraftWindowPlanner", last: VerifiedRound | None = None) -> Round:
+    def plan(self, slots: Slots, draft_windows: DraftWindowPlanner, last: VerifiedRound | None = None) -> Round:
         """Return the next round, and enqueue the uploads or prefill calls of its prompt tokens.
 
         ``last``: the round in flight. Requests that it completes take part in no further round.
@@ -102,7 +92,7 @@ class RoundPlanner:
     def _plan_decoding(
         self,
         requests: Sequence[RunningRequest],
-        draft_windows: "DraftWindowPlanner",
+        draft_windows: DraftWindowPlanner,
         slots: int,
         chunks: Collection[Chunk],
     ) -> Round:
@@ -140,7 +130,7 @@ def _whole_spans(requests: Iterable[RunningRequest]) -> dict[int, Sequence[tuple
 
 
 def plan_round(
-    requests: Iterable[RunningRequest], draft_windows: "DraftWindowPlanner", slots: int, chunks: Iterable[Chunk] = ()
+    requests: Iterable[RunningRequest], draft_windows: DraftWindowPlanner, slots: int, chunks: Iterable[Chunk] = ()
 ) -> Round:
     """Plan a round of those ``requests`` that decode, on ``slots`` slots; the caller adds the prompts.
 
@@ -182,194 +172,3 @@ def plan_round(
         may_fast_forward=may_fast_forward,
         adaptive=draft_windows.adapts(batch),
     )
-
-
-class Preemption:
-    """Reserves cache memory for the next round, preempts requests if memory is short, and registers prefixes.
-
-    Memory goes to the oldest request first; the youngest one is preempted. ``end`` ends a request with an error.
-
-    A preempted request leaves its slot and returns to the queue. Later it is prefilled again, except for blocks that
-    are still cached. Tokens that the round in flight decides for it are dropped; Replay says what rounds do again.
-    """
-
-    def __init__(
-        self,
-        slots: Slots,
-        scheduler: Scheduler,
-        drafter: Drafter,
-        end: Callable[[RunningRequest, Finish], None],
-        metrics: Metrics,
-    ) -> None:
-        self._slots = slots
-        self._scheduler = scheduler
-        self._drafter = drafter
-        self._end = end
-        self._metrics = metrics
-
-    def reserve_memory(self, last: VerifiedRound | None) -> VerifiedRound | None:
-        """Reserve the memory of the next round; return ``last``, the round in flight, without preempted requests."""
-        queue = deque(self._slots)  # the oldest first
-        while queue:
-            running = queue.popleft()
-            try:
-                self._register_prefix(running)
-                while not self._slots.grow(running):
-                    youngest = queue.pop() if queue else running
-                    if last is not None:
-                        last = last.drop(youngest, reads_prompts_late=self._drafter.reads_prompts_late)
-                    self._preempt(youngest)
-                    if youngest is running:
-                        break
-            except BaseException as error:  # ends only this request
-                self._end(running, Finish("error", error))
-        return last
-
-    def _register_prefix(self, running: RunningRequest) -> None:
-        """Register the tokens that are in the caches of both models.
-
-        Earlier steps have enqueued all calls that write them. ``running.tokens`` has no drafted token that was not
-        accepted.
-        """
-        in_target = running.prefilled if running.prefilling else len(running.tokens) - 1
-        self._slots.register_prefix(running, min(in_target, self._drafter.cached_tokens(running)))
-
-    def _preempt(self, running: RunningRequest) -> None:
-        self._metrics.preemptions += 1
-        self._scheduler.preempt(running.preempt())
-        try:
-            self._slots.leave(running.slot)
-        except BaseException:
-            log.exception("preemption: freeing slot %s failed; its request continues later", running.slot)
-
-
-_REQUESTS_PER_ROUND = 8  # estimates that a round compares on average: those of many requests take the host long
-
-
-class DraftWindowPlanner:
-    """Chooses how many tokens a round drafts: a number, a table by running requests, or an adaptive choice up to these.
-
-    It follows the acceptance of requests in slots (SlotListener).
-
-    Under the coupled rule the window changes no text. Under the rejection rule it does not change the distribution of
-    texts, but a table makes a text depend on how many other requests run.
-
-    Attributes:
-        largest: the most tokens that any round drafts.
-        fast_forward: whether tokens that a constraint forces are drafted.
-        mask_drafts: whether grammars mask the drafts.
-        adaptive: whether any window follows acceptance and cost (acceptance.py, costs.py).
-        uncaptured: rows of rounds whose shorter windows have no CUDA graphs yet; these rounds do not adapt.
-        costs: seconds of rounds, by rows and window.
-        calibrates: whether ``costs`` are measured before there are texts, else in their first rounds.
-    """
-
-    def __init__(
-        self,
-        windows: int | Mapping[int, int] | None,
-        limit: int,
-        *,
-        fast_forward: bool = True,
-        drafts: bool = True,
-        mask_drafts: bool = False,
-        adapts_from: int | None = None,
-        calibrates: bool = True,
-    ) -> None:
-        """
-        Args:
-            windows: a number, or {requests: window}: an entry holds from its number of running requests up to the next
-                entry. None: ``limit``.
-            limit: the bundle's largest window.
-            drafts: whether the bundle has a drafter.
-            adapts_from: adapt rounds whose calls have at least so many tokens with the largest window; None: no rounds.
-            calibrates: whether rounds without texts cost what others do, in proportion.
-
-        Raises BadRequest for a window outside 0..limit, or a table without an entry for one request.
-        """
-        table = dict(windows) if isinstance(windows, Mapping) else {1: limit if windows is None else windows}
-        if problem := draft_tokens_problem(table, limit):
-            raise BadRequest(f"num_draft_tokens: {problem}")
-        self._table = sorted(table.items(), reverse=True)
-        self.largest = max(table.values())
-        self.fast_forward = fast_forward
-        self.mask_drafts = mask_drafts
-        self.costs = RoundCosts()
-        self.calibrates = calibrates
-        self.uncaptured: set[int] = set()
-        self._acceptance: WeakKeyDictionary[RunningRequest, Acceptance] = WeakKeyDictionary()  # survives preemption
-        self._running: dict[int, RunningRequest] = {}  # by slot
-        self._ended = Acceptance()
-        self._drafts = drafts
-        self.adaptive = adapts_from is not None and drafts
-        self._adapts_from = adapts_from or 0
-        self._chosen: dict[int, tuple[int, int]] = {}  # by rows: the last choice, and for how many rounds it holds
-
-    def join(self, running: RunningRequest) -> None:
-        """See SlotListener.join. A new request starts from the acceptance of ended requests."""
-        if self.adaptive:
-            self._running[running.slot] = running
-            self._acceptance.setdefault(running, self._ended.start())
-
-    def leave(self, slot: int) -> None:
-        """See SlotListener.leave. A preempted request has not finished; it is counted once, when it ends."""
-        running = self._running.pop(slot, None)
-        if running is not None and running.finished:
-            self._ended.merge(self._acceptance[running])
-
-    def observe(self, running: RunningRequest, accepted: int, proposed: int) -> None:
-        """Count a round that accepted the first ``accepted`` of ``proposed`` drafted tokens of a request."""
-        if self.adaptive:
-            self._acceptance[running].observe(accepted, proposed)
-
-    def limit(self, requests: int) -> int:
-        """Return the largest window of a round with ``requests`` requests, at least one."""
-        return next(window for least, window in self._table if requests >= least)
-
-    def choose(
-        self,
-        requests: Collection[RunningRequest],
-        batch: int,
-        *,
-        wanted: int | None = None,
-        fixed: bool = False,
-        prompts: bool = False,
-    ) -> int:
-        """Return how many tokens the drafter proposes in a round of ``requests``, all of which have joined.
-
-        ``batch``: rows of the round. ``wanted``: the largest window that any request allows. ``fixed``: do not adapt.
-        ``prompts``: whether the round has prompts: it drafts nothing or the largest window, so that its calls have few
-        shapes. A drafted token costs as much there as it saves in another round.
-        """
-        if not self._drafts:
-            return 0
-        limit = self.limit(len(requests))
-        most = limit if wanted is None else min(wanted, limit)
-        if fixed or not most or batch in self.uncaptured or not self.adapts(batch):
-            return most
-        steps = self._steps(most)
-        due = None if prompts else self.costs.due(batch, steps)
-        if due is not None:
-            return due
-        chosen, rounds = self._chosen.get(batch, (0, 0))
-        if not rounds or chosen not in steps:
-            costs = {step: self.costs.estimate(batch, step) for step in steps}
-            chosen = best_window([self._acceptance[each] for each in requests], costs)
-            rounds = len(requests) // _REQUESTS_PER_ROUND
-        self._chosen[batch] = chosen, max(0, rounds - 1)
-        return most if prompts and chosen else chosen
-
-    def adapts(self, batch: int) -> bool:
-        """Whether the windows of rounds with ``batch`` rows adapt."""
-        return self.adaptive and batch * (self.limit(batch) + 1) >= self._adapts_from
-
-    def usual(self, requests: int) -> list[int]:
-        """Return the windows that ``choose`` may return where requests set none, without fast-forward tokens."""
-        most = self.limit(requests)
-        if not self._drafts:
-            return [0]
-        return self._steps(most) if most and self.adapts(requests) else [most]
-
-    def _steps(self, most: int) -> list[int]:
-        """0, 1, 2, 3, 4, 6, 8, 12, ...: few windows, because each is one more graph per number of rows."""
-        powers = [1 << power for power in range(most.bit_length())]
-        return sorted({0, most, *(window for power in powers for window in (power, 3 * power) if window < most)})

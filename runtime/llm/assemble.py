@@ -20,10 +20,10 @@ from tandemrt.runtime.device.graphs import Graphs
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.device.timeline import Timeline
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.engine_loop.image_inputs import ImageInputs
 from tandemrt.runtime.engine_loop.loop import EngineLoop
-from tandemrt.runtime.engine_loop.models import TargetRunner
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.target import TargetRunner
 from tandemrt.runtime.llm.draft_factory import make_drafter, make_lookup
 from tandemrt.runtime.llm.draft_parts import DraftParts
 from tandemrt.runtime.llm.memory import require_memory

@@ -3,7 +3,7 @@
 from tandemrt.engines.contract.draft_kinds import NgramEntry
 from tandemrt.runtime.drafters.none import NoDrafter
 from tandemrt.runtime.drafters.text_lookup import TextLookup
-from tandemrt.runtime.engine_loop.models import Drafter
+from tandemrt.runtime.engine_loop.drafter import Drafter
 from tandemrt.runtime.llm.draft_parts import DraftParts
 
 _SIZES_BESIDE_MODEL = (3, 32)  # fewest and most tokens that a match compares

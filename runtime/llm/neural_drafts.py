@@ -24,7 +24,7 @@ from tandemrt.runtime.drafters.parallel import ParallelDrafter
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import StepSampler, WindowSampler
 from tandemrt.runtime.drafters.target_ids import read_target_ids
-from tandemrt.runtime.engine_loop.models import Drafter
+from tandemrt.runtime.engine_loop.drafter import Drafter
 from tandemrt.runtime.llm.draft_parts import DraftParts
 
 

@@ -26,7 +26,7 @@ def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES, *, need
 
     require_model(str(model))
     try:
-        from tandemrt.export.cli.on_demand import bundle_of
+        from tandemrt.export.cli.console_build import bundle_of
     except ModuleNotFoundError as error:
         raise BadBundle(
             f"bundle must be a folder with {FILE_NAME}; got {quoted(str(model))}, and the exporter, which would build "

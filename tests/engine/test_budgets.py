@@ -10,7 +10,7 @@ import pytest
 
 from tandemrt import LLM, SamplingParams, StructuredOutputs
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.engine_loop.host import SLOW_S
+from tandemrt.runtime.engine_loop.verify_inputs import SLOW_S
 from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceMatcher
 
 FREE = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)

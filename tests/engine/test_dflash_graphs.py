@@ -10,7 +10,7 @@ import torch
 from tandemrt.engines.contract.contract import Contract, table_width
 from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.validation.errors import BadRecipe
-from tandemrt.export.bundle.draft_heads import DraftHead
+from tandemrt.export.bundle.opened_head import DraftHead
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash

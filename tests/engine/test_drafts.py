@@ -28,8 +28,8 @@ from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference.noise import position_noise
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.requests.request import StreamOutput
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 from tests.eagle3 import Head
 from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, DSparkDrafts, Target, pard, two_known
 from tests.engine.drawn_requests import WAYS, Asked, requests, said

@@ -9,10 +9,10 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.device.buffers import Buffer
-from tandemrt.runtime.engine_loop.host import DraftToVerify
+from tandemrt.runtime.engine_loop.verify_inputs import DraftToVerify
 from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 from tests.engine.test_invisible import REQUESTS, output_of
 from tests.makers import tiny_checkpoint, write_recipe
 

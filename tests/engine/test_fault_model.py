@@ -34,7 +34,7 @@ from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.engine_loop.loop_thread import advance
-from tandemrt.runtime.engine_loop.models import TargetRunner
+from tandemrt.runtime.engine_loop.target import TargetRunner
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.slots import Slots

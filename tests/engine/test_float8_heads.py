@@ -17,7 +17,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest
 from tandemrt.export.bundle.build import build
-from tandemrt.export.bundle.draft_heads import DraftHead
+from tandemrt.export.bundle.opened_head import DraftHead
 from tandemrt.export.bundle.publish import publish
 from tandemrt.export.model.markov import build_markov
 from tandemrt.export.quantize.stored_weights import read_matrix

@@ -17,8 +17,8 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.export.bundle.build import build
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round
 from tests.engine.draft_kinds import KINDS, SIZES, Target
 from tests.engine.drawn_requests import WAYS, Asked, requests, said
 from tests.engine.test_drafts import SHARED, Built, Watched

@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.validation.errors import BadCheckpoint
-from tandemrt.export.bundle.draft_heads import DraftHead
 from tandemrt.export.bundle.draft_kinds import FEATURE_DRAFTS
+from tandemrt.export.bundle.opened_head import DraftHead
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.mtp import build_mtp, build_state_norm
 from tandemrt.export.quantize.dequantize import dequantized_entry

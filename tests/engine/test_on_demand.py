@@ -31,7 +31,7 @@ BUILDER = """
 import sys, time
 from pathlib import Path
 from tandemrt.engines.options.build_options import NO_CHOICES
-from tandemrt.export.bundle.on_demand import find_or_build
+from tandemrt.export.bundle.find_or_build import find_or_build
 def begin(title):
     print(title, flush=True)
     while not title.startswith("Wait") and not Path(sys.argv[2]).exists():

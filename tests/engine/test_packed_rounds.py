@@ -22,7 +22,7 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S

@@ -15,7 +15,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.caches.kv_cache import BlockTable
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 from tests.engine.test_invisible import REQUESTS, output_of, outputs
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, Clock, eventually

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor, SequenceBiasLogitsProcessor
 
 from tandemrt import LLM, RequestOutput, SamplingParams
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 from tests.engine.test_invisible import REQUESTS as UNADJUSTED
 from tests.engine.test_invisible import SCHEMA, check_reversed_and_one_by_one, output_of, outputs
 

@@ -26,7 +26,7 @@ from tandemrt.runtime.cli.calibrate import SCALES, acceptance_lengths
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
 from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.workers.clients import Client
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, eventually

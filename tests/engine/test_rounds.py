@@ -18,8 +18,8 @@ from tandemrt.runtime.device.prompt_plan import Chunk
 from tandemrt.runtime.engine_loop import planner
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import QueuedRequest
-from tandemrt.runtime.requests.slots import Round
 from tests.waiting import PATIENCE_S, Clock, eventually
 
 

@@ -12,7 +12,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.llm.warmup import warm_up
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 from tests.waiting import PATIENCE_S, eventually
 
 

@@ -9,7 +9,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.export.bundle.build import build
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 from tests.engine.test_invisible import output_of, outputs
 from tests.makers import tiny_checkpoint, write_recipe
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 from tests.openai.client import Served, endless, events
 from tests.waiting import PATIENCE_S, eventually
 

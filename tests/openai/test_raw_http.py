@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tandemrt.runtime.servers.http.framing import MIN_CHUNK, SMALL_CHUNKS
 from tests.openai.client import Served, endless, post_head

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemrt.runtime.engine_loop.costs import DEFAULT_TOKEN_COST, RoundCosts
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.requests.acceptance import DECAY, MAX_TRIED, PRIOR, PRIOR_WEIGHT, Acceptance, best_window
 from tandemrt.runtime.requests.request import Finish
 from tests.plain.requests import make_running

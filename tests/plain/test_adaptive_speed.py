@@ -10,7 +10,7 @@ from itertools import cycle
 
 import pytest
 
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.running import RunningRequest
 from tests.plain.requests import make_running

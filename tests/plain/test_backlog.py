@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.runtime.drafters.backlog import Backlog
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 
 ROOM = 5
 ROUNDS = st.lists(st.tuples(st.integers(0, ROOM - 1), st.booleans(), st.integers(0, ROOM)))

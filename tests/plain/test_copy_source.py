@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandemrt.runtime.drafters.copy_source import CopySource
 from tandemrt.runtime.drafters.text_lookup import TextLookup
-from tandemrt.runtime.requests.slots import Round
+from tandemrt.runtime.requests.round import Round
 from tests.plain.requests import make_running
 
 

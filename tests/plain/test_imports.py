@@ -16,7 +16,7 @@ MAY_IMPORT = {
     "runtime": {"engines", "plugins", "runtime"},
 }
 # The one module that leaves its package's layer: it builds what is not a bundle yet, and is loaded only then.
-BUILDS_ON_DEMAND = ("runtime/llm/on_demand.py", "tandemrt.export.cli.on_demand")
+BUILDS_ON_DEMAND = ("runtime/llm/on_demand.py", "tandemrt.export.cli.console_build")
 
 # The rooms of each package, lowest layer first: a subfolder, or a module at the top of the package. A room imports only
 # rooms of lower layers, also for type checking; rooms of one layer do not import each other.

@@ -15,12 +15,15 @@ from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.drafters.none import NoDrafter
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, Preemption, plan_round
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.planner import plan_round
+from tandemrt.runtime.engine_loop.preemption import Preemption
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.round import Round, VerifiedRound
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import Round, Slots, VerifiedRound
+from tandemrt.runtime.requests.slots import Slots
 from tests.plain.requests import make_queued
 
 SLOTS, BLOCKS = 3, 4  # the first block is no request's

@@ -9,12 +9,14 @@ import torch
 from tandemrt import StreamOutput
 from tandemrt.runtime.caches.linear import LinearCacheManager
 from tandemrt.runtime.device.buffers import RoundBuffers
-from tandemrt.runtime.engine_loop.host import Committer
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, plan_round
+from tandemrt.runtime.engine_loop.commit import Committer
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.planner import plan_round
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.round import VerifiedRound
 from tandemrt.runtime.requests.running import DroppedRequest, RunningRequest
-from tandemrt.runtime.requests.slots import PendingValidations, Slots, VerifiedRound
+from tandemrt.runtime.requests.slots import PendingValidations, Slots
 from tests.plain.requests import ids, make_queued
 
 WINDOW = 4

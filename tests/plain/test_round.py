@@ -18,12 +18,14 @@ from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.device.timeline import Timeline
 from tandemrt.runtime.drafters.none import NoDrafter, NullHooks
 from tandemrt.runtime.drafters.text_lookup import TextLookup
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.engine_loop.loop import EngineLoop
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, RoundPlanner, plan_round
+from tandemrt.runtime.engine_loop.planner import RoundPlanner, plan_round
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.round import Round, VerifiedRound
 from tandemrt.runtime.requests.scheduler import Scheduler
-from tandemrt.runtime.requests.slots import Round, Slots, VerifiedRound
+from tandemrt.runtime.requests.slots import Slots
 from tests.plain.requests import ids, make_queued
 
 SLOTS, WINDOW, CHUNK = 8, 4, 16

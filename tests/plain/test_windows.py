@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.contract.calls import Shape, bucket, buckets, rounds
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 
 
 def test_buckets_waste_at_most_a_third_from_eight_rows_on() -> None:

@@ -28,16 +28,19 @@ from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.device.streams import HostCopy, Streams
-from tandemrt.runtime.engine_loop.host import Committer, VerifyInputWriter
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner, plan_round
+from tandemrt.runtime.engine_loop.commit import Committer
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.planner import plan_round
+from tandemrt.runtime.engine_loop.verify_inputs import VerifyInputWriter
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
+from tandemrt.runtime.requests.round import VerifiedRound
 from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints
-from tandemrt.runtime.requests.slots import PendingValidations, Slots, VerifiedRound
+from tandemrt.runtime.requests.slots import PendingValidations, Slots
 from tandemrt.runtime.requests.text import TextStream
 from tools.bench.gpu.requests import SCHEMA
 from tools.bench.report import Json, Report, Row

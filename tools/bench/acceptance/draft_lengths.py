@@ -22,7 +22,7 @@ from rich.console import Console
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.calls import bucket
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tools.bench.gpu import requests
 from tools.bench.gpu.burst import Burst, Measured
 from tools.bench.options import integers

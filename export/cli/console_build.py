@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from tandemrt.engines.options.build_options import BuildOptions
-from tandemrt.export.bundle.on_demand import find_or_build
+from tandemrt.export.bundle.find_or_build import find_or_build
 from tandemrt.export.cli.progress import Progress
 
 

@@ -1,179 +1,23 @@
-"""The host's part of a round: write the inputs of verification, and commit its result to the texts."""
+"""Commit rounds: append their tokens to the texts, end requests, notify listeners."""
 
 import logging
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, nullcontext
-from functools import partial
-from typing import NamedTuple
 
 from tandemrt.engines.validation.errors import InternalError
-from tandemrt.plugins.operators.constants import Rule
-from tandemrt.runtime.constraints.constraint import FilledRows
-from tandemrt.runtime.constraints.rows import NO_TOKENS, MaskRows
-from tandemrt.runtime.device.buffers import RoundBuffers, write_drafts
-from tandemrt.runtime.device.streams import Streams
-from tandemrt.runtime.engine_loop.models import Lookup
-from tandemrt.runtime.engine_loop.planner import DraftWindowPlanner
-from tandemrt.runtime.engine_loop.synthetic import accept_synthetic
+from tandemrt.runtime.device.buffers import RoundBuffers
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
+from tandemrt.runtime.engine_loop.drafter import Lookup
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.logprobs import TokenLogprobs, token_logprobs
 from tandemrt.runtime.requests.request import Finish, Request, StreamOutput
+from tandemrt.runtime.requests.round import VerifiedRound
 from tandemrt.runtime.requests.running import DroppedRequest, RunningRequest
-from tandemrt.runtime.requests.slots import PendingValidations, Round, Slots, VerifiedRound
+from tandemrt.runtime.requests.slots import PendingValidations, Slots
 from tandemrt.runtime.requests.text import TextDelta
-from tandemrt.runtime.workers.parallel import ParallelWork
 
 log = logging.getLogger(__name__)
-
-SLOW_S = 0.002  # if the masks of a request took longer, its next ones are written in parallel with others
-
-
-class DraftToVerify(NamedTuple):
-    """The drafted tokens of a request that the target verifies.
-
-    Attributes:
-        tokens: token ids; the first ``num_from_drafter`` come from the drafter.
-        fast_forward: indices of fast-forward tokens, see Constraint.fill_rows.
-    """
-
-    tokens: list[int]
-    num_from_drafter: int
-    fast_forward: list[int]
-
-
-class VerifyInputWriter:
-    """Writes the host copies of ``buffers`` and enqueues their uploads. The drafts must be on the host.
-
-    The drafter's drafts beyond its ``max_length`` are not verified. ``end`` ends a request with an error.
-    """
-
-    def __init__(
-        self,
-        buffers: RoundBuffers,
-        streams: Streams,
-        end: Callable[[RunningRequest, Finish], None],
-        metrics: Metrics,
-        max_length: int | None = None,
-    ) -> None:
-        self._buffers = buffers
-        self._max_length = max_length
-        self._streams = streams
-        self._end = end
-        self._metrics = metrics
-        self._parallel = ParallelWork()
-        assert buffers.bitmask.host is not None
-        assert buffers.draft_len.host is not None
-        self._lengths = buffers.draft_len.host.numpy()
-        self._masks = MaskRows(buffers.bitmask.host.numpy().reshape(-1, buffers.words))
-
-    def write(self, round_: Round) -> dict[int, DraftToVerify]:
-        """Write the inputs of all requests of the round; other slots of [0, batch) get empty masks.
-
-        Returns the drafts to verify, by slot. Fast-forward tokens that replace drafts are uploaded. A request that
-        fails here ends with an error.
-        """
-        rows, batch, window = round_.rows, round_.batch, round_.window
-        entries = self._buffers.entries
-        proposed = self._buffers.draft_tokens.host_view(batch, window).tolist()
-        drafts: dict[int, DraftToVerify] = {}
-        entries.begin(batch)
-        slow = {
-            slot: partial(self._write_masks, running, proposed[slot], round_)
-            for slot, running in sorted(rows.items())
-            if running.grammar_time is not None and running.grammar_time.last_fill_s > SLOW_S
-        }
-        started = self._parallel.start(slow) if slow else {}
-        for slot in range(batch):
-            if slot in rows:
-                try:
-                    filled = (
-                        started[slot]() if slot in started else self._write_masks(rows[slot], proposed[slot], round_)
-                    )
-                    drafts[slot] = self._write_one(rows[slot], *filled, round_)
-                    continue
-                except BaseException as error:  # ends only this request
-                    self._end(rows[slot], Finish("error", error))
-            self._masks.write_shared(slot * (window + 1), NO_TOKENS, window + 1)
-        self._lengths[:batch] = [len(drafts[slot].tokens) if slot in drafts else 0 for slot in range(batch)]
-        entries.write()
-        if any(each.num_from_drafter < len(each.tokens) for each in drafts.values()):
-            write_drafts(
-                self._buffers.draft_tokens, batch, window, {slot: each.tokens for slot, each in drafts.items()}
-            )
-        self._upload(batch)
-        return drafts
-
-    def close(self) -> None:
-        """End the threads that write masks."""
-        self._parallel.close()
-
-    def _write_masks(self, running: RunningRequest, proposed: list[int], round_: Round) -> tuple[list[int], FilledRows]:
-        """Write the masks of one request; return its valid drafts and the result of fill_rows. Thread-safe."""
-        most, first = round_.max_drafted(running), running.slot * (round_.window + 1)
-        draft = proposed[: min(most, self._valid(running, most, round_))]
-        if -1 in draft:
-            draft = draft[: draft.index(-1)]
-        overrule = running.request.rule is Rule.REJECTION and not round_.only_fast_forward
-        with nullcontext() if running.grammar_time is None else running.grammar_time.step():
-            limit = most if running.slot in round_.may_fast_forward else 0
-            filled = running.fill_rows(draft, self._masks, first, limit=limit, override=overrule)
-        if running.grammar_time is not None:
-            running.grammar_time.last_fill_s = running.grammar_time.last_step_s
-        return draft, filled
-
-    def _valid(self, running: RunningRequest, most: int, round_: Round) -> int:
-        """Return how many of up to ``most`` proposed tokens may be verified."""
-        if running.slot in round_.copied:
-            return most
-        if running.slot in round_.undrafted and not round_.only_fast_forward:
-            return 0
-        return most if self._max_length is None else max(0, self._max_length + 1 - len(running.tokens))
-
-    def _write_one(self, running: RunningRequest, draft: list[int], filled: FilledRows, round_: Round) -> DraftToVerify:
-        """Write the bias and penalty entries of one request, after its masks, and count its drafts."""
-        request, first = running.request, running.slot * (round_.window + 1)
-        if running.grammar_time is not None:
-            self._metrics.fill_seconds.observe(running.grammar_time.last_fill_s)
-        tokens = filled.tokens
-        if running.replay.rereading:
-            return DraftToVerify(tokens, 0, filled.fast_forward)
-        kept = _common_prefix(tokens, draft)
-        if request.trace is not None:
-            allowed = [self._masks.count_allowed(first + row) for row in range(len(tokens) + 1)]
-            request.trace.record_fill(
-                time.perf_counter(), draft if kept == len(tokens) else tokens, len(tokens), allowed
-            )
-        if request.synthetic is not None:
-            self._metrics.synthetic_drafts += accept_synthetic(request.synthetic, running, tokens, self._masks, first)
-        # The rejection rule must also verify the first token that the constraint rejects. If the window ended before
-        # it, the next token would be sampled from the target instead of from the residual distribution.
-        if request.rule is Rule.REJECTION and kept == len(tokens):
-            tokens = draft[: kept + 1]
-            kept = len(tokens)
-        if running.penalties is not None:
-            self._buffers.entries.add(running.slot, running.penalties.entries(running.tokens, tokens))
-        proposed = max(len(draft), len(tokens))
-        self._metrics.drafted += proposed
-        self._metrics.evaluated += len(tokens)
-        self._metrics.constraint_rejected_drafts += proposed - len(tokens)
-        self._metrics.fast_forward_drafts += len(tokens) - (0 if round_.only_fast_forward else kept)
-        return DraftToVerify(tokens, kept, filled.fast_forward)
-
-    def _upload(self, batch: int) -> None:
-        with self._streams.copies(after_work=False):
-            self._buffers.entries.copy_in()
-            words = self._buffers.words
-            self._buffers.bitmask.copy_part_in(self._masks.first_changed * words, self._masks.changed_end * words)
-            self._buffers.draft_len.copy_in(batch)
-        self._masks.mark_clean()
-
-
-def _common_prefix(tokens: list[int], draft: list[int]) -> int:
-    """Return the length of the common prefix of ``tokens`` and ``draft``."""
-    if tokens == draft[: len(tokens)]:
-        return len(tokens)
-    return next(at for at, token in enumerate(tokens) if [token] != draft[at : at + 1])
 
 
 class Committer:

@@ -1,11 +1,10 @@
-"""The models of a round: the target with its verification, and the interface of a drafter."""
+"""The target of a round, with its verification."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
 
-from tandemrt.engines.contract.calls import NO_PROMPTS, Packed
+from tandemrt.engines.contract.calls import NO_PROMPTS
 from tandemrt.engines.contract.contract import logits_width
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.call_layout import CallLayout, cache_calls
@@ -18,8 +17,7 @@ from tandemrt.runtime.device.prompt_plan import Chunk
 from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.slot_state import SlotState
 from tandemrt.runtime.engine_loop.image_inputs import ImageInputs
-from tandemrt.runtime.requests.running import RunningRequest
-from tandemrt.runtime.requests.slots import Round, SlotListener
+from tandemrt.runtime.requests.round import Round
 
 
 class TargetRunner:
@@ -247,72 +245,3 @@ class _AdvancingCall:
     def run(self) -> None:
         self.verify.run()
         self.state.advance(self.tokens, self.count)
-
-
-class Lookup(SlotListener, Protocol):
-    """Copies drafts from the text of each request in a slot."""
-
-    def copies(self, round_: Round) -> Mapping[int, Sequence[int]]:
-        """Return the drafts of slots that copy, see Round.copied. Called after the commit of the last round."""
-
-    def observe(self, running: RunningRequest, accepted: int, proposed: int) -> None:
-        """Count a round that accepted the first ``accepted`` of ``proposed`` tokens of the drafter."""
-
-
-class Drafter(SlotListener, Protocol):
-    """Proposes the draft window of a round into ``RoundBuffers.draft_tokens``.
-
-    The loop calls the hooks of a round in this order: ``write_prompts``, ``propose`` or ``skip``, ``after_target``,
-    ``replaced``, ``after_verify``. Drafts from the text (``Round.drafted_from_text``) replace drafts after ``propose``.
-    The loop may call ``propose`` before the host has committed the last round.
-
-    Attributes:
-        window: maximum drafted tokens per round; if 0, ``propose`` is never called.
-        max_length: maximum text length, in tokens, for which its drafts are valid; None for no limit.
-        reads_prompts_late: it processes the prompts of a round after the target, so that its drafts for a request are
-            valid only from the round after the end of the prompt.
-    """
-
-    window: int
-    max_length: int | None
-    reads_prompts_late: bool
-
-    @property
-    def behind(self) -> bool:
-        """Whether drafts from the text replaced its own, so that its next drafts need the committed text."""
-
-    @property
-    def caches(self) -> Sequence[Cache]:
-        """The KV caches of its own models; empty without a model."""
-
-    def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
-        """Process the next prompt tokens [slots, tokens] of the slots from ``slot`` on, over linear caches.
-
-        The target has already processed them. ``following``: per slot, the tokens after the chunk: at least one, and
-        up to one per draft layer if the text is long enough.
-        """
-
-    def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
-        """Upload the prompts of a round over paged caches. ``texts``: tokens by slot."""
-
-    def propose(self, round_: Round) -> Buffer | None:
-        """Draft the window of the round, at least one token, and process its prompts.
-
-        Returns the probabilities that the drafts were sampled from, float32 [batch, window, vocab], if a verification
-        rule of the round reads them.
-        """
-
-    def skip(self, round_: Round) -> None:
-        """Process the prompts of the round, which drafts nothing."""
-
-    def after_target(self, round_: Round) -> None:
-        """Process the target's outputs (in ``RoundBuffers``) for the round and its prompts."""
-
-    def replaced(self, running: RunningRequest, kept: int) -> None:
-        """Handle that drafts from the text replace those of a request after the first ``kept`` ones."""
-
-    def after_verify(self, round_: Round) -> None:
-        """Process the emitted tokens of the round, in ``RoundBuffers``."""
-
-    def cached_tokens(self, running: RunningRequest) -> int:
-        """Return a lower bound on the tokens of a text in its caches, ignoring prefill; all tokens without a cache."""

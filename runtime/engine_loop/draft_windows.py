@@ -1,0 +1,141 @@
+"""How many tokens a round drafts: a number, a table by running requests, or a choice that adapts."""
+
+from collections.abc import Collection, Mapping
+from weakref import WeakKeyDictionary
+
+from tandemrt.engines.options.options import draft_tokens_problem
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.engine_loop.costs import RoundCosts
+from tandemrt.runtime.requests.acceptance import Acceptance, best_window
+from tandemrt.runtime.requests.running import RunningRequest
+
+_REQUESTS_PER_ROUND = 8  # estimates that a round compares on average: those of many requests take the host long
+
+
+class DraftWindowPlanner:
+    """Chooses how many tokens a round drafts: a number, a table by running requests, or an adaptive choice up to these.
+
+    It follows the acceptance of requests in slots (SlotListener).
+
+    Under the coupled rule the window changes no text. Under the rejection rule it does not change the distribution of
+    texts, but a table makes a text depend on how many other requests run.
+
+    Attributes:
+        largest: the most tokens that any round drafts.
+        fast_forward: whether tokens that a constraint forces are drafted.
+        mask_drafts: whether grammars mask the drafts.
+        adaptive: whether any window follows acceptance and cost (acceptance.py, costs.py).
+        uncaptured: rows of rounds whose shorter windows have no CUDA graphs yet; these rounds do not adapt.
+        costs: seconds of rounds, by rows and window.
+        calibrates: whether ``costs`` are measured before there are texts, else in their first rounds.
+    """
+
+    def __init__(
+        self,
+        windows: int | Mapping[int, int] | None,
+        limit: int,
+        *,
+        fast_forward: bool = True,
+        drafts: bool = True,
+        mask_drafts: bool = False,
+        adapts_from: int | None = None,
+        calibrates: bool = True,
+    ) -> None:
+        """
+        Args:
+            windows: a number, or {requests: window}: an entry holds from its number of running requests up to the next
+                entry. None: ``limit``.
+            limit: the bundle's largest window.
+            drafts: whether the bundle has a drafter.
+            adapts_from: adapt rounds whose calls have at least so many tokens with the largest window; None: no rounds.
+            calibrates: whether rounds without texts cost what others do, in proportion.
+
+        Raises BadRequest for a window outside 0..limit, or a table without an entry for one request.
+        """
+        table = dict(windows) if isinstance(windows, Mapping) else {1: limit if windows is None else windows}
+        if problem := draft_tokens_problem(table, limit):
+            raise BadRequest(f"num_draft_tokens: {problem}")
+        self._table = sorted(table.items(), reverse=True)
+        self.largest = max(table.values())
+        self.fast_forward = fast_forward
+        self.mask_drafts = mask_drafts
+        self.costs = RoundCosts()
+        self.calibrates = calibrates
+        self.uncaptured: set[int] = set()
+        self._acceptance: WeakKeyDictionary[RunningRequest, Acceptance] = WeakKeyDictionary()  # survives preemption
+        self._running: dict[int, RunningRequest] = {}  # by slot
+        self._ended = Acceptance()
+        self._drafts = drafts
+        self.adaptive = adapts_from is not None and drafts
+        self._adapts_from = adapts_from or 0
+        self._chosen: dict[int, tuple[int, int]] = {}  # by rows: the last choice, and for how many rounds it holds
+
+    def join(self, running: RunningRequest) -> None:
+        """See SlotListener.join. A new request starts from the acceptance of ended requests."""
+        if self.adaptive:
+            self._running[running.slot] = running
+            self._acceptance.setdefault(running, self._ended.start())
+
+    def leave(self, slot: int) -> None:
+        """See SlotListener.leave. A preempted request has not finished; it is counted once, when it ends."""
+        running = self._running.pop(slot, None)
+        if running is not None and running.finished:
+            self._ended.merge(self._acceptance[running])
+
+    def observe(self, running: RunningRequest, accepted: int, proposed: int) -> None:
+        """Count a round that accepted the first ``accepted`` of ``proposed`` drafted tokens of a request."""
+        if self.adaptive:
+            self._acceptance[running].observe(accepted, proposed)
+
+    def limit(self, requests: int) -> int:
+        """Return the largest window of a round with ``requests`` requests, at least one."""
+        return next(window for least, window in self._table if requests >= least)
+
+    def choose(
+        self,
+        requests: Collection[RunningRequest],
+        batch: int,
+        *,
+        wanted: int | None = None,
+        fixed: bool = False,
+        prompts: bool = False,
+    ) -> int:
+        """Return how many tokens the drafter proposes in a round of ``requests``, all of which have joined.
+
+        ``batch``: rows of the round. ``wanted``: the largest window that any request allows. ``fixed``: do not adapt.
+        ``prompts``: whether the round has prompts: it drafts nothing or the largest window, so that its calls have few
+        shapes. A drafted token costs as much there as it saves in another round.
+        """
+        if not self._drafts:
+            return 0
+        limit = self.limit(len(requests))
+        most = limit if wanted is None else min(wanted, limit)
+        if fixed or not most or batch in self.uncaptured or not self.adapts(batch):
+            return most
+        steps = self._steps(most)
+        due = None if prompts else self.costs.due(batch, steps)
+        if due is not None:
+            return due
+        chosen, rounds = self._chosen.get(batch, (0, 0))
+        if not rounds or chosen not in steps:
+            costs = {step: self.costs.estimate(batch, step) for step in steps}
+            chosen = best_window([self._acceptance[each] for each in requests], costs)
+            rounds = len(requests) // _REQUESTS_PER_ROUND
+        self._chosen[batch] = chosen, max(0, rounds - 1)
+        return most if prompts and chosen else chosen
+
+    def adapts(self, batch: int) -> bool:
+        """Whether the windows of rounds with ``batch`` rows adapt."""
+        return self.adaptive and batch * (self.limit(batch) + 1) >= self._adapts_from
+
+    def usual(self, requests: int) -> list[int]:
+        """Return the windows that ``choose`` may return where requests set none, without fast-forward tokens."""
+        most = self.limit(requests)
+        if not self._drafts:
+            return [0]
+        return self._steps(most) if most and self.adapts(requests) else [most]
+
+    def _steps(self, most: int) -> list[int]:
+        """0, 1, 2, 3, 4, 6, 8, 12, ...: few windows, because each is one more graph per number of rows."""
+        powers = [1 << power for power in range(most.bit_length())]
+        return sorted({0, most, *(window for power in powers for window in (power, 3 * power) if window < most)})

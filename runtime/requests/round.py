@@ -1,0 +1,172 @@
+"""The plan of a round, fixed before any of its work is enqueued, and the round whose verification is enqueued."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+from tandemrt.engines.contract.calls import NO_PROMPTS, Packed
+from tandemrt.plugins.operators.constants import Rule
+from tandemrt.runtime.device.round_shape import RoundShape
+from tandemrt.runtime.device.streams import HostCopy
+from tandemrt.runtime.requests.running import RunningRequest
+
+
+@dataclass(frozen=True)
+class Round:
+    """The plan of a round: one step of drafting and verification, fixed before any of its work is enqueued.
+
+    Attributes:
+        rows: the requests that the round serves, by slot.
+        batch: slots [0, batch) are rows of its calls; rows without a request emit nothing.
+        window: drafted tokens per row.
+        filters: whether any request uses top-k, top-p or min-p, see Engine.bind.
+        rules: the verification rules of its requests. Rejection reads draft probabilities.
+        num_proposed: tokens per row that the drafter proposes; fast-forward tokens may be more.
+        prompts: prompt tokens in the packed calls of target and draft; none over a linear cache.
+        mask_drafts: whether grammars mask the drafts, after the host has committed the last round.
+        may_fast_forward: slots whose constraint may allow a single continuation, as far as the host knew when the round
+            was planned. Its tokens are drafted without a model, after the host has committed the last round.
+        fast_forward: those tokens by slot, as soon as they are computed.
+        copied: drafts by slot that replace the drafter's: fast-forward tokens, continued from the text (TextLookup).
+            Computed after the host has committed the last round.
+        undrafted: slots whose prefill ends in this round, too late for the drafter. Their drafts depend on stale cache
+            contents and are not verified; under the rejection rule the text would depend on them.
+        only_fast_forward: whether fast-forward tokens fill the window of every row, so that the drafter is skipped.
+        adaptive: whether the acceptance in this round adapts the length of later draft windows.
+    """
+
+    rows: Mapping[int, RunningRequest]
+    batch: int
+    window: int
+    filters: bool
+    rules: frozenset[Rule]
+    num_proposed: int = 0
+    prompts: Packed = NO_PROMPTS
+    mask_drafts: bool = False
+    may_fast_forward: frozenset[int] = frozenset()
+    fast_forward: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    copied: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    undrafted: frozenset[int] = frozenset()
+    only_fast_forward: bool = False
+    adaptive: bool = False
+
+    @cached_property
+    def shape(self) -> RoundShape:
+        """The shape of the round's calls, for a drafter that samples from probabilities."""
+        return RoundShape(self.batch, self.window, self.filters, Rule.REJECTION in self.rules, self.prompts)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether the target has anything to compute."""
+        return bool(self.rows) or self.prompts != NO_PROMPTS
+
+    @property
+    def drafts_after_commit(self) -> bool:
+        """Whether the drafts need the commit of the last round."""
+        return bool(self.may_fast_forward) or (self.mask_drafts and self.window > 0)
+
+    @property
+    def drafted_from_text(self) -> Mapping[int, Sequence[int]]:
+        """The drafts by slot that need no drafter."""
+        return {**self.fast_forward, **self.copied}
+
+    @property
+    def needs_drafter(self) -> bool:
+        """Whether the drafter has to propose: no, if all rows copy or have fast-forward tokens for the whole window."""
+        if not self.window or self.only_fast_forward:
+            return False
+        return not self.copied or any(
+            slot not in self.copied and len(self.fast_forward.get(slot, ())) < self.max_drafted(running)
+            for slot, running in self.rows.items()
+        )
+
+    @property
+    def window_tokens(self) -> int:
+        """Tokens of all rows that the target scores: the newest and the drafted ones."""
+        return self.batch * (self.window + 1)
+
+    def max_drafted(self, running: RunningRequest) -> int:
+        """Drafted tokens that may be verified for ``running``."""
+        return min(self.window, running.request.num_draft_tokens, running.remaining - 1)
+
+    def can_use_drafts(self, *, copies: bool) -> bool:
+        """Whether any drafted token may be verified. ``copies``: drafts may also be copied from the text."""
+        return any(
+            self.max_drafted(running) > 0 and (copies or slot not in self.undrafted or slot in self.may_fast_forward)
+            for slot, running in self.rows.items()
+        )
+
+    def completes(self, running: RunningRequest) -> bool:
+        """Whether the round surely emits the last token of ``running``. It emits at least one for each of its rows."""
+        return self.rows.get(running.slot) is running and running.remaining <= 1 and not running.replay.rereading
+
+    def num_proposed_for(self, running: RunningRequest) -> int:
+        """Valid tokens that the drafter proposes for ``running``."""
+        if self.only_fast_forward or running.slot in self.undrafted:
+            return 0
+        return min(self.num_proposed, self.max_drafted(running))
+
+    def with_fast_forward(self) -> "Round":
+        """Return the round with its fast-forward tokens, for ``may_fast_forward`` alone.
+
+        Other slots get none, so that drafts, and a text under the rejection rule, do not depend on neighbours.
+
+        A request that had output to process again when the round was planned may have processed it by now. It gets some
+        only if the round that this one repeats did.
+
+        The drafter is skipped where they fill what it would draft. The window shrinks to what is needed, unless the
+        round has prompts, whose positions in the packed calls follow from it.
+        """
+        may = frozenset(
+            slot
+            for slot, running in self.rows.items()
+            if slot in self.may_fast_forward and running.replay.fast_forward is not False
+        )
+        tokens = {
+            slot: running.fast_forward_tokens(self.max_drafted(running)) if slot in may else []
+            for slot, running in self.rows.items()
+        }
+        only = all(
+            len(tokens[slot]) >= min(self.num_proposed, self.max_drafted(each)) for slot, each in self.rows.items()
+        )
+        needed = max([0 if only else self.num_proposed, *map(len, tokens.values())])
+        window = needed if self.prompts == NO_PROMPTS else self.window
+        return replace(self, may_fast_forward=may, fast_forward=tokens, only_fast_forward=only, window=window)
+
+    def unfinished(self) -> "Round":
+        """Return the round with the same calls, without requests that finished after it was planned."""
+        left = {slot: running for slot, running in self.rows.items() if not running.finished}
+        return self if len(left) == len(self.rows) else replace(self, rows=left)
+
+
+@dataclass(frozen=True)
+class VerifiedRound:
+    """A round whose verification is enqueued; the host has not committed it.
+
+    Attributes:
+        round: its plan.
+        num_verified: drafted tokens that are verified, by slot.
+        num_from_drafter: verified tokens that the drafter proposed, by slot; the others are fast-forward tokens. Slots
+            whose drafts were replaced by copies are missing.
+        logits: [window + 1, vocab] by slot, of requests that ask for logprobs.
+    """
+
+    round: Round
+    num_verified: Mapping[int, int]
+    num_from_drafter: Mapping[int, int]
+    logits: Mapping[int, HostCopy] = field(default_factory=dict)
+
+    def drop(self, running: RunningRequest, *, reads_prompts_late: bool) -> "VerifiedRound":
+        """Return the round with nothing to commit for ``running``, which repeats it in its next slot.
+
+        ``reads_prompts_late``: see Drafter.
+        """
+        plan, slot = self.round, running.slot
+        if slot in plan.rows:
+            depends_on_drafts = running.request.rule is Rule.REJECTION and slot not in plan.undrafted
+            running.replay.drop_round(
+                fast_forward=slot in plan.may_fast_forward,
+                waits_for_drafts=reads_prompts_late and depends_on_drafts,
+            )
+        rows = {other: row for other, row in plan.rows.items() if other != slot}
+        return replace(self, round=replace(plan, rows=rows))
