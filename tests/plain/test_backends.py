@@ -36,3 +36,12 @@ def test_a_backend_is_named_in_its_class_and_its_folders(name: str) -> None:
         if literal.search(file.read_text())
     ]
     assert [file for file in naming if not any(folder in file for folder in own)] == []
+
+
+@pytest.mark.parametrize("name", [name for name, backend in BACKENDS.items() if backend.library is not None])
+def test_the_versions_of_a_library_agree(name: str) -> None:
+    library = BACKENDS[name].library
+    assert library is not None
+    assert {int(version.split(".")[0]) for version in library.tested.split(", ")} == set(library.runs)
+    assert set(library.opens) == set(library.runs)
+    assert set(library.builds) <= set(library.runs)

@@ -53,6 +53,51 @@ def test_the_options_of_a_server_are_grouped() -> None:
     assert {"max_body", "max_connections", "queue_limit"} <= set(options[LIMITS])
 
 
+# command and option: the default, the least value and the largest. Those of RuntimeOptions are in test_rules.py.
+NUMBERS: dict[tuple[str, str], tuple[float | None, float | None, float | None]] = {
+    **{(command, "max_model_len"): (None, 2, None) for command in ("run", "chat", "serve", "batch", "bench", "build")},
+    **{(command, "temperature"): (0.0, None, None) for command in ("run", "chat", "bench")},
+    **{(command, "max_answer"): (16 << 20, 1, None) for command in ("serve", "batch")},
+    ("bench", "length"): (None, 1, None),
+    ("bench", "max_tokens"): (128, 1, None),
+    ("bench", "repeats"): (3, 1, None),
+    ("bench", "requests"): (16, 1, None),
+    ("calibrate", "max_tokens"): (100, 2, None),
+    ("calibrate", "requests"): (40, 1, None),
+    ("quantize", "group"): (128, None, None),
+    ("serve", "batch_bytes"): (4 << 30, 1, None),
+    ("serve", "body_timeout"): (30.0, 0.1, None),
+    ("serve", "grace"): (None, 0, None),
+    ("serve", "header_timeout"): (30.0, 0.1, None),
+    ("serve", "max_bodies"): (None, 1, None),
+    ("serve", "max_body"): (4 << 20, 1, None),
+    ("serve", "max_connections"): (None, 1, None),
+    ("serve", "max_connections_per_address"): (None, 1, None),
+    ("serve", "port"): (8000, 0, 65535),
+    ("serve", "write_timeout"): (30.0, 0.1, None),
+    ("triton", "instances"): (1, 1, None),
+}
+
+
+def numbers(group: Any) -> dict[tuple[str, str], tuple[Any, Any, Any]]:
+    """Return the default and the bounds of every option with a number in the commands of ``group``."""
+    result: dict[tuple[str, str], tuple[Any, Any, Any]] = {}
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            result |= numbers(command)
+            continue
+        for parameter in command.params:
+            default = parameter.default if type(parameter.default) in (int, float) else None
+            facts = default, getattr(parameter, "min", None), getattr(parameter, "max", None)
+            if parameter.name not in RuntimeOptions.model_fields and facts != (None, None, None):
+                result[name, parameter.name] = facts
+    return result
+
+
+def test_options_have_these_defaults_and_bounds() -> None:
+    assert numbers(typer.main.get_command(app)) == NUMBERS
+
+
 @pytest.mark.parametrize("command", ["run", "chat", "serve", "batch", "bench", "calibrate", "check"])
 def test_the_help_has_common_options_first_and_fits_into_80_columns(command: str, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")

@@ -9,8 +9,9 @@ import pytest
 from tandemrt.engines.bundle.implied import require_implied
 from tandemrt.engines.bundle.manifest import Manifest
 from tandemrt.engines.contract import contract
-from tandemrt.engines.contract.contract import Contract, RecurrentState
+from tandemrt.engines.contract.contract import CacheKind, Contract, RecurrentState
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.engines.contract.dtypes import FLOAT8
 from tandemrt.engines.validation.errors import BadBundle
 from tests.plain.test_bundle import write_bundle
 
@@ -125,6 +126,30 @@ def test_a_layer_with_attention_and_a_state_counts_once(
     )
     target = manifest.engines["target"].model_copy(update={"contract": decoder})
     require_implied(manifest.model_copy(update={"engines": {**manifest.engines, "target": target}}))
+
+
+@pytest.mark.parametrize(
+    ("cache", "kv_dtype", "valid"),
+    [
+        ("paged", FLOAT8, True),
+        ("paged", "float16", False),
+        ("linear", "float32", True),
+        ("linear", FLOAT8, False),
+    ],
+)
+def test_only_a_paged_cache_may_have_other_keys_than_its_model_and_those_in_float8(
+    tmp_path: Path, cache: CacheKind, kv_dtype: str, valid: bool
+) -> None:
+    manifest = write_bundle(tmp_path / "sample").manifest
+    decoder = contract.decoder(**CACHE, vocab=96, cache=cache, kv_dtype=kv_dtype)
+    target = manifest.engines["target"].model_copy(update={"contract": decoder})
+    limits = manifest.limits.model_copy(update={"cache_blocks": 8 if cache == "paged" else None})
+    changed = manifest.model_copy(update={"limits": limits, "engines": {**manifest.engines, "target": target}})
+    if valid:
+        require_implied(changed)
+    else:
+        with pytest.raises(BadBundle, match=r"engines\.target\.contract must follow from limits.*past_key"):
+            require_implied(changed)
 
 
 def test_a_bundle_of_operators_without_a_sampling_parameter_is_rejected_by_its_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -185,6 +186,10 @@ def test_a_busy_process_ends_with_a_killed_parent(tmp_path: Path) -> None:
         parent.kill()
         parent.wait()
     assert eventually(lambda: has_ended(int(noted.read_text())))
+
+
+def test_a_process_has_1_gib_by_default(pool: Callable[..., ProcessPool]) -> None:
+    assert submit(pool(), resource.getrlimit, resource.RLIMIT_AS).result(PATIENCE_S)[0] == 1 << 30
 
 
 def test_a_call_that_needs_too_much_memory_is_rejected(pool) -> None:
