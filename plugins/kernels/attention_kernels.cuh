@@ -71,18 +71,25 @@
         RUN_INPUTS(T), SIZES, FLOATS, T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) { \
         attend_all_plainly<T, D>(OPERANDS(T), Runs{rows, starts}, mixed);                                \
     }
-#define ATTEND_WIDE(NAME, T, D)                                                                                    \
-    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1) attend_##NAME##_##D(                          \
-        INPUTS(T), SIZES, FLOATS, T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) {               \
-        attend_windows_wide<T, D>(OPERANDS(T), mixed);                                                             \
-    }                                                                                                              \
-    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1) attend_runs_##NAME##_##D(                     \
-        RUN_INPUTS(T), SIZES, int runs, FLOATS, T::Element* mixed, T::Cached* key_cache, T::Cached* value_cache) { \
-        attend_all_wide<T, D>(OPERANDS(T), starts, runs, mixed);                                                   \
+#define ATTEND_WIDE(NAME, T, D, ROWS)                                                                            \
+    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1) attend_##NAME##_##D##_##ROWS(               \
+        INPUTS(T), SIZES, int splits, int buffers, FLOATS, T::Element* mixed, T::Cached* key_cache,              \
+        T::Cached* value_cache, float* sums, float2* bounds, int* tickets) {                                     \
+        attend_windows_wide<T, D, ROWS / 16>(OPERANDS(T), splits, buffers, mixed, Parts{sums, bounds, tickets}); \
+    }
+#define ATTEND_RUNS_WIDE(NAME, T, D, ROWS)                                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * WIDE_WARPS, 1)                                              \
+        attend_runs_##NAME##_##D##_##ROWS(RUN_INPUTS(T), SIZES, int runs, int buffers, FLOATS, T::Element* mixed, \
+                                          T::Cached* key_cache, T::Cached* value_cache) {                         \
+        attend_all_wide<T, D, ROWS / 16>(OPERANDS(T), starts, runs, buffers, mixed);                              \
     }
 #define TENSOR_CORE(NAME, T, D) \
     APPEND(NAME, T, D)          \
     ATTEND(NAME, T, D, 16) ATTEND(NAME, T, D, 32) ATTEND(NAME, T, D, 64) PREPARE(NAME, T, D) ATTEND_RUNS(NAME, T, D)
 #define PLAIN(NAME, T, D) \
     APPEND(NAME, T, D) ATTEND_PLAINLY(NAME, T, D) PREPARE(NAME, T, D) ATTEND_RUNS_PLAINLY(NAME, T, D)
-#define WIDE(NAME, T, D) APPEND(NAME, T, D) PREPARE(NAME, T, D) ATTEND_WIDE(NAME, T, D)
+#define WIDE(NAME, T, D)        \
+    APPEND(NAME, T, D)          \
+    PREPARE(NAME, T, D)         \
+    ATTEND_WIDE(NAME, T, D, 16) \
+    ATTEND_WIDE(NAME, T, D, 32) ATTEND_RUNS_WIDE(NAME, T, D, 16) ATTEND_RUNS_WIDE(NAME, T, D, 64)

@@ -5,12 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tandemrt.plugins.operators.constants import WITHOUT_TENSOR_CORES
-
 KEYS = 64  # positions that a thread block processes per step; the KV cache block size must be a multiple
 WARPS = 4
 BLOCK = (32 * WARPS, 1, 1)  # threads per block
-WIDE_BLOCK, WIDE_LINES = (512, 1, 1), 2  # threads of a block and rows of a tile of attention_wide.cuh
 MAX_SPLITS = 32
 MAX_CLUSTER = 8  # thread blocks of a cluster, on every device that supports clusters
 _WORTHWHILE_SPLITS = 8  # summing more partial results costs more than it saves, unless there are many keys
@@ -18,11 +15,6 @@ _MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles that the kernels are compiled for
 _FIXED_CLASSES, _FIXED_SETS, _NARROW = 4, 2, 128  # attention_fixed.cuh; the widest values that a warp has alone
 _STAGES = 3  # pipeline stages: steps whose keys and values are in shared memory or being copied
-
-
-def is_plain(dtype: torch.dtype, head_dim: int) -> bool:
-    """Return whether the kernels for heads of ``head_dim`` values in ``dtype`` use no tensor cores."""
-    return dtype == torch.float32 or head_dim == WITHOUT_TENSOR_CORES
 
 
 @dataclass(frozen=True)

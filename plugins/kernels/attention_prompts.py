@@ -6,11 +6,11 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels import cudnn_attention
-from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, WIDE_BLOCK, WIDE_LINES, Plan, Sizes, is_plain
+from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
+from tandemrt.plugins.kernels.attention_wide_plan import WIDE_BLOCK, WidePlan, is_wide
 from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace, ConvertedBlocks
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
-from tandemrt.plugins.operators.constants import WITHOUT_TENSOR_CORES
 from tandemrt.plugins.operators.launch import Call, Context
 
 _HEADS_PER_WARP = 4  # PREPARED of attention_prompts.cuh
@@ -65,7 +65,7 @@ def prompt_calls(
     form = (queries.dtype, queries.shape[-1], prompts.positions)
     serves = cudnn_attention.serves(*form, sinks=layer.sinks is not None)
     if not serves or (layer.in_float8 and not at_once):
-        factor = 1.0 if is_plain(queries.dtype, queries.shape[-1]) else sizes.score_scale * _LOG2_E
+        factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
         splits = 1 if context.batch_invariant else None  # so that no row depends on the number of runs
         attention = RunAttention(prompts, queries, sizes, module, workspace, splits)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention
@@ -175,23 +175,25 @@ class RunAttention:
         workspace: AttentionWorkspace,
         splits: int | None,
     ) -> None:
-        tokens, head_dim = len(prompts.qkv), queries.shape[-1]
+        tokens, runs, head_dim = len(prompts.qkv), len(prompts.index), queries.shape[-1]
         kernel = f"attend_runs_{suffix(queries)}_{head_dim}"
         inputs, scalars = prompts.inputs(queries), _scalars(prompts, sizes)
         floats = sizes.floats(sizes.score_scale)
         outputs = (prompts.mixed, *prompts.layer.caches)
         self._device = queries.device
-        if head_dim == WITHOUT_TENSOR_CORES:
-            tiles = -(-tokens * sizes.heads // sizes.kv_heads // WIDE_LINES) + len(prompts.index) - 1
-            grid, runs = (tiles, sizes.kv_heads, 1), np.int32(len(prompts.index))
-            self._launch = Launch(module.kernel(kernel), grid, WIDE_BLOCK, *inputs, *scalars, runs, *floats, *outputs)
+        if is_wide(queries.dtype, head_dim):
+            lines, memory = tokens * sizes.heads // sizes.kv_heads, module.shared_memory
+            wide = WidePlan.of_runs(runs=runs, lines=lines, kv_heads=sizes.kv_heads, shared_memory=memory)
+            attend, numbers = module.kernel(f"{kernel}_{wide.rows}", shared=wide.shared), (runs, wide.buffers)
+            arguments = (*inputs, *scalars, *map(np.int32, numbers), *floats, *outputs)
+            self._launch = Launch(attend, wide.grid, WIDE_BLOCK, *arguments, shared=wide.shared)
             return
         if queries.dtype == torch.float32:
             grid = (-(-tokens * sizes.heads // WARPS), 1, 1)
             self._launch = Launch(module.kernel(kernel), grid, BLOCK, *inputs, *scalars, *floats, *outputs)
             return
         plan = Plan.of_runs(
-            runs=len(prompts.index),
+            runs=runs,
             tokens=tokens,
             heads=sizes.heads,
             kv_heads=sizes.kv_heads,
@@ -209,7 +211,7 @@ class RunAttention:
             BLOCK,
             *inputs,
             *scalars,
-            np.int32(len(prompts.index)),
+            np.int32(runs),
             np.int32(plan.splits),
             *floats,
             *outputs,

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, WIDE_BLOCK, WIDE_LINES, Plan, Sizes
+from tandemrt.plugins.kernels.attention_plan import BLOCK, WARPS, Plan, Sizes
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
+from tandemrt.plugins.kernels.attention_wide_plan import WIDE_BLOCK, WidePlan, is_wide
 from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, suffix
-from tandemrt.plugins.operators.constants import WITHOUT_TENSOR_CORES
 from tandemrt.plugins.operators.launch import Context
 
 
@@ -57,13 +57,10 @@ def window_launches(
         return Launch(module.kernel(f"{name}_{kind}"), grid, BLOCK, *windows.inputs, *scalars, *floats, *outputs)
 
     append = (warp_per_head("append", sizes.new_heads, *layer.caches),) if sizes.writes else ()
-    if head_dim == WITHOUT_TENSOR_CORES:
-        lines = query * sizes.heads // sizes.kv_heads
-        grid, kernel = (-(-lines // WIDE_LINES), sizes.kv_heads, len(windows.index)), module.kernel(f"attend_{kind}")
-        inputs = (*windows.inputs, *scalars, *floats)
-        return *append, Launch(kernel, grid, WIDE_BLOCK, *inputs, windows.mixed, *layer.caches)
     if windows.qkv.dtype == torch.float32:
         return *append, warp_per_head("attend", sizes.heads, windows.mixed, *layer.caches)
+    if isinstance(plan, WidePlan):
+        return *append, _wide_launch(windows, query, sizes, module, workspace, plan)
     appends = plan.appends and sizes.writes
     cut = (np.int32(plan.splits), np.int32(appends))
     parts = workspace.parts(plan)
@@ -87,12 +84,49 @@ def window_launches(
     return (attend,) if appends else (*append, attend)
 
 
-def _plan(windows: WindowTensors, query: int, sizes: Sizes, context: Context, splits: int | None) -> Plan:
+def _wide_launch(
+    windows: WindowTensors,
+    query: int,
+    sizes: Sizes,
+    module: KernelModule,
+    workspace: AttentionWorkspace,
+    plan: WidePlan,
+) -> Launch:
+    """Bind attention of wide heads, whose new keys and values are in the cache."""
+    parts = workspace.parts(plan)
+    return Launch(
+        module.kernel(f"attend_{suffix(windows.qkv)}_{plan.head_dim}_{plan.rows}", shared=plan.shared),
+        plan.grid,
+        WIDE_BLOCK,
+        *windows.inputs,
+        *sizes.scalars(query, windows.layer.key_cache, windows.table),
+        np.int32(plan.splits),
+        np.int32(plan.buffers),
+        *sizes.floats(sizes.score_scale),
+        windows.mixed,
+        *windows.layer.caches,
+        parts.sums,
+        parts.bounds,
+        parts.tickets,
+        shared=plan.shared,
+    )
+
+
+def _plan(windows: WindowTensors, query: int, sizes: Sizes, context: Context, splits: int | None) -> Plan | WidePlan:
     layer, module = windows.layer, KernelModule.of(context, windows.layer.kernels)
     batch, head_dim, clusters = len(windows.index), layer.key_cache.shape[-1], module.architecture >= HOPPER
+    if context.batch_invariant and splits is not None:
+        raise ValueError(f"splits: a batch-invariant plan has its own, None is needed, got {splits}")
+    if is_wide(windows.qkv.dtype, head_dim):
+        return WidePlan.of_windows(
+            batch=batch,
+            lines=query * sizes.heads // sizes.kv_heads,
+            kv_heads=sizes.kv_heads,
+            sm_count=module.sm_count,
+            shared_memory=module.shared_memory,
+            splits=splits,
+        )
     if context.batch_invariant:
-        if splits is not None:
-            raise ValueError(f"splits: a batch-invariant plan has its own, None is needed, got {splits}")
         return Plan.batch_invariant(
             batch=batch,
             query=query,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from tandemrt.plugins.kernels.attention_plan import Plan
+from tandemrt.plugins.kernels.attention_wide_plan import WidePlan
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class PartialResults:
     bounds: torch.Tensor
     tickets: torch.Tensor
 
-    def hold(self, plan: Plan) -> bool:
+    def hold(self, plan: Plan | WidePlan) -> bool:
         return (
             plan.parts * plan.head_dim <= self.sums.numel()
             and plan.parts <= len(self.bounds)
@@ -77,7 +78,7 @@ class AttentionWorkspace:
             self._lengths = torch.empty(size, dtype=torch.int32, device=self._device)
         return self._lengths[:size].view(3, prompts + 1)
 
-    def parts(self, plan: Plan) -> PartialResults:
+    def parts(self, plan: Plan | WidePlan) -> PartialResults:
         parts = self._parts
         if not parts.hold(plan):
             self._parts = self._allocate(

@@ -20,7 +20,7 @@ __device__ LatentRows<TILES> rows_of(const LatentCall<T>& x, int runs, int split
         text = found.run;
         tile = found.tile;
     }
-    LatentRows<TILES> rows = {text, 0, tile * ROWS, 0, 0};
+    LatentRows<TILES> rows = {{}, text, 0, tile * ROWS, 0, 0};
     if (text < 0) return rows;
     rows.lines = min(ROWS, x.count_of(text) * x.heads - rows.first);
     rows.row = static_cast<i64>(x.first_of(text)) * x.heads + rows.first;
@@ -38,11 +38,12 @@ __device__ void attend(const LatentCall<T>& x, int runs, int splits, int stages,
     Rows rows = rows_of<T, TILES>(x, runs, splits);
     if (rows.lines <= 0) return;
     int split = blockIdx.x % splits, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    int end = x.bounded(rows.position(x, rows.lines - 1) + 1), steps = (end + KEYS - 1) / KEYS;
+    int end = x.bounded(rows.position(x, rows.lines - 1) + 1), steps = (end + WIDE_KEYS - 1) / WIDE_KEYS;
 
     auto fetch = [&](int step, int stage) {
         if (step < steps)
-            fetch_keys<T>(x.entry(rows.text, step * KEYS), end - step * KEYS, shared.keys + stage * KEYS * CACHED);
+            fetch_keys<T>(x.entry(rows.text, step * WIDE_KEYS), end - step * WIDE_KEYS,
+                          shared.keys + stage * WIDE_KEYS * CACHED);
         close_copies();
     };
     load_queries(x, rows, shared.queries);
@@ -51,7 +52,7 @@ __device__ void attend(const LatentCall<T>& x, int runs, int splits, int stages,
     int line = warp % TILES * 16, group = warp / TILES;
     const int seen[2] = {rows.position(x, line + lane / 4), rows.position(x, line + lane / 4 + 8)};
     float largest[2] = {-INFINITE, -INFINITE}, scale = x.scale * LOG2_E;
-    LatentSums<TILES> sums;
+    WideSums<TILES, COLUMNS> sums;
     // A block takes every `splits`th step, counted from the beginning of the text.
     for (int step = split, stage = 0; step < steps; step += splits, stage ^= stages - 1) {
         if (stages == 1) {
@@ -61,16 +62,16 @@ __device__ void attend(const LatentCall<T>& x, int runs, int splits, int stages,
         wait_copies<0>();
         __syncthreads();
         if (stages > 1) fetch(step + splits, stage ^ 1);
-        const u16* keys = shared.keys + stage * KEYS * CACHED;
-        LatentScores<T, TILES> scores;
-        score_keys<T, Rows::SPAN>(scores.score, shared.queries, keys, line, group * Rows::SPAN);
-        scores.mask(step * KEYS + group * Rows::SPAN, seen, scale);
+        const u16* keys = shared.keys + stage * WIDE_KEYS * CACHED;
+        WideScores<T, TILES> scores;
+        score_keys<T, CACHED, Rows::SPAN>(scores.score, shared.queries, keys, line, group * Rows::SPAN);
+        scores.mask(step * WIDE_KEYS + group * Rows::SPAN, [&](int half, int at) { return at <= seen[half]; }, scale);
         scores.share_tops(shared.tops, line, group);
         __syncthreads();
         scores.share_weights(shared.weights, shared.tops, largest, line, group);
         sums.raise(shared.tops);
         __syncthreads();
-        sums.template add<T>(shared.weights, keys);
+        sums.template add<T, CACHED>(shared.weights, keys, ROTATED);
     }
     wait_copies<0>();
 

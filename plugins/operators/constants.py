@@ -5,9 +5,8 @@ from enum import IntEnum
 from math import pi
 
 DOMAIN = "tandemrt"
-# Head sizes that the kernels of window_attention support; for the widest there are none by tensor cores, and none over
-# a cache in float8.
-HEAD_DIMS, WITHOUT_TENSOR_CORES = (32, 64, 128, 256, 512), 512
+# Head sizes that the kernels of window_attention support; those of the widest take no cache in float8.
+HEAD_DIMS, WIDE_HEAD_DIM = (32, 64, 128, 256, 512), 512
 LATENT = (512, 64)  # values of a latent vector and of a rotated key that the kernels of latent_attention support
 # Limits of the kernels of linear_attention: sizes of a key, by the delta rule and without it, of which a value's is a
 # multiple, tokens of a convolution.

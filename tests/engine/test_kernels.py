@@ -9,7 +9,7 @@ from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
 from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels import compile as compiler
-from tandemrt.plugins.operators.constants import KEY_DIMS, WITHOUT_TENSOR_CORES
+from tandemrt.plugins.operators.constants import KEY_DIMS, WIDE_HEAD_DIM
 
 SUFFIXES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 LAST = COMPUTE_CAPABILITIES[-1]
@@ -78,7 +78,7 @@ ORDERED = ("8_6", "8_8", "16_6")  # rows and stages, on Hopper
 ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "10 u64, 8 u32, 4 f32, 2 u64", "10 u64, 10 u32, 4 f32, 6 u64", "10 u64, 8 u32, 4 f32, 3 u64"
 PREPARE, PLAIN_RUNS = "12 u64, 9 u32, 4 f32, 4 u64", "12 u64, 8 u32, 4 f32, 3 u64"
-WIDE_RUNS = "12 u64, 9 u32, 4 f32, 3 u64"
+WIDE_RUNS = "12 u64, 10 u32, 4 f32, 3 u64"
 ATTEND_RUNS, WIDEN = "12 u64, 10 u32, 4 f32, 6 u64", "12 u64, 8 u32, 4 f32, 4 u64"
 CONVOLVE, SCAN = "7 u64, 1 u32, 1 f32, 5 u64, 20 u32, 1 u64", "7 u64, 20 u32, 2 u64"
 FINISH = "9 u64, 23 u32, 1 f32, 2 u64"
@@ -128,12 +128,14 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] | None) -> dict
         return entries | {f"few_ordered_{name}_{suffix}": "4 u64, 4 u32, 1 u64" for name in ordered}
     entries = {f"append_{suffix}_{size}": APPEND for size in head_dims}
     entries |= {f"prepare_{suffix}_{size}": PREPARE for size in head_dims}
-    plain = {size for size in head_dims if dtype == "float32" or size == WITHOUT_TENSOR_CORES}
-    entries |= {f"attend_runs_{suffix}_{size}": PLAIN_RUNS if size in plain else ATTEND_RUNS for size in head_dims}
-    if WITHOUT_TENSOR_CORES in head_dims:
-        entries[f"attend_runs_{suffix}_{WITHOUT_TENSOR_CORES}"] = WIDE_RUNS
-    entries |= {f"attend_{suffix}_{size}": PLAIN for size in plain}
-    by_tensor_cores = [size for size in head_dims if size not in plain]
+    if dtype == "float32":
+        entries |= {f"attend_runs_{suffix}_{size}": PLAIN_RUNS for size in head_dims}
+        return entries | {f"attend_{suffix}_{size}": PLAIN for size in head_dims}
+    if WIDE_HEAD_DIM in head_dims:
+        entries |= {f"attend_{suffix}_{WIDE_HEAD_DIM}_{rows}": ATTEND for rows in (16, 32)}
+        entries |= {f"attend_runs_{suffix}_{WIDE_HEAD_DIM}_{rows}": WIDE_RUNS for rows in (16, 64)}
+    by_tensor_cores = [size for size in head_dims if size != WIDE_HEAD_DIM]
+    entries |= {f"attend_runs_{suffix}_{size}": ATTEND_RUNS for size in by_tensor_cores}
     if kernel == "attention_float8":
         entries |= {f"widen_{suffix}_{size}": WIDEN for size in by_tensor_cores}
     names = [f"{suffix}_{size}_{rows}" for size in by_tensor_cores for rows in (16, 32, 64)]

@@ -18,10 +18,12 @@ from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotary
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RotaryEmbedding
 
 from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins import functions
 from tandemrt.plugins.kernels.attention import AttentionLauncher
 from tandemrt.plugins.kernels.attention_plan import KEYS, MAX_SPLITS, Plan
 from tandemrt.plugins.kernels.attention_prompts import seen_blocks
+from tandemrt.plugins.kernels.attention_wide_plan import WidePlan
 from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.operators.launch import Context
@@ -318,6 +320,25 @@ def test_blocks_of_one_cluster_need_no_workspace(splits, cluster):
     assert plan.cluster == cluster
     assert plan.grid[0] % cluster == 0
     assert (plan.parts > 0) == (plan.shared_rows > 0) == (splits > cluster)
+
+
+@pytest.mark.parametrize(
+    ("shared_memory", "windows", "runs"),
+    [(232_448, (32, 2), (64, 2)), (166_912, (32, 1), (64, 1)), (101_376, (16, 1), (16, 1))],
+)
+def test_tiles_of_heads_of_512_fit_the_shared_memory(shared_memory, windows, runs):
+    of_windows = WidePlan.of_windows(batch=1, lines=40, kv_heads=2, sm_count=PROCESSORS, shared_memory=shared_memory)
+    of_runs = WidePlan.of_runs(runs=3, lines=4000, kv_heads=2, shared_memory=shared_memory)
+    assert [(plan.rows, plan.buffers) for plan in (of_windows, of_runs)] == [windows, runs]
+    assert max(of_windows.shared, of_runs.shared) < shared_memory
+    assert (of_windows.splits, of_runs.splits) == (8, 1)
+
+
+def test_a_device_without_memory_for_a_tile_of_heads_of_512_is_rejected():
+    with pytest.raises(
+        BackendUnavailable, match=r"512 values need 85568 bytes .* the device has 65536; choose onnxruntime-cpu"
+    ):
+        WidePlan.of_runs(runs=1, lines=1, kv_heads=1, shared_memory=65_536)
 
 
 def test_a_workspace_grows_and_is_shared():

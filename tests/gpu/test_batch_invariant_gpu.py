@@ -161,8 +161,13 @@ def test_a_token_goes_through_experts_with_the_same_bits_among_any_others(
 
 
 @pytest.mark.parametrize("sliding_window", [0, 300])
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("cached", [False, pytest.param(True, marks=needs_float8)])
+@pytest.mark.parametrize(
+    ("head_dim", "cached"),
+    [
+        *((size, False) for size in (64, 128, 512)),
+        *(pytest.param(size, True, marks=needs_float8) for size in IN_FLOAT8),
+    ],
+)
 def test_a_prompt_attends_with_the_same_bits_among_others_and_in_chunks(
     context: Context, cached: bool, head_dim: int, sliding_window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

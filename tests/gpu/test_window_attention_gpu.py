@@ -73,7 +73,7 @@ def test_full_batches_equal_the_definition(context, batch, query):
 
 @pytest.mark.parametrize("lengths", [[0], [37], [600, 0, 1]])
 @pytest.mark.parametrize("query", [65, 512])
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("head_dim", [64, 128, 256, 512])
 def test_prefill_chunks_equal_the_definition(context, lengths, query, head_dim):
     sizes = {"heads": 8, "kv_heads": 2, "head_dim": head_dim}
     tensors = case(lengths, query, norm=True, dtype=np.dtype(np.float16), **sizes)
@@ -117,6 +117,19 @@ def test_a_linear_cache_is_one_block_per_row(context, capacity, query):
 def test_the_number_of_splits_changes_nothing(context, splits, query):
     tensors = case([1, 64, 700, 1500], query, dtype=BFLOAT16)
     check(context, tensors, attributes(), splits=splits)
+
+
+@pytest.mark.parametrize("query", [1, 5])
+def test_splits_of_the_keys_of_heads_of_512_change_no_bit(context, query):
+    sizes = {"heads": 16, "kv_heads": 2, "head_dim": 512}
+    tensors, results = case([1, 64, 700, 1500], query, sinks=True, dtype=BFLOAT16, **sizes), []
+    for splits in (1, 8):
+        launcher, mixed, _ = bind(context, on_device(tensors), attributes(**sizes), splits)
+        launcher.run()
+        results.append(mixed)
+    assert torch.equal(*results)
+    with pytest.raises(ValueError, match="splits: 1 or 8 are needed for heads of 512, got 2"):
+        bind(context, on_device(tensors), attributes(**sizes), 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,19 +1,21 @@
-// The part of CUDA C++ that low-bit matmuls and experts use, for a CPU. Threads are fibers: one runs until it waits
-// for others, at a barrier or at an instruction of a whole warp. Reads are checked for alignment and bounds.
+// The part of CUDA C++ that low-bit matmuls, experts and attention use, for a CPU. Threads are fibers: one runs until
+// it waits for others, at a barrier or at an instruction of a whole warp. Reads are checked for alignment and bounds.
 #pragma once
 #include <immintrin.h>
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <utility>
 #include <vector>
 
-using std::min;
+using std::max, std::min;
 
 #define __CUDA_ARCH__ 900
 #define __device__
@@ -21,6 +23,7 @@ using std::min;
 #define __forceinline__ inline
 #define __shared__ static
 #define __launch_bounds__(...)
+#define __align__(bytes) alignas(bytes)
 
 using u8 = unsigned char;
 using u16 = unsigned short;
@@ -29,10 +32,12 @@ using u64 = unsigned long long;
 using i64 = long long;
 
 struct alignas(8) float2 { float x, y; };
+struct alignas(16) float4 { float x, y, z, w; };
 struct alignas(8) uint2 { u32 x, y; };
 struct alignas(16) uint4 { u32 x, y, z, w; };
 struct alignas(16) int4 { int x, y, z, w; };
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint2 make_uint2(u32 x, u32 y) { return {x, y}; }
 inline uint4 make_uint4(u32 x, u32 y, u32 z, u32 w) { return {x, y, z, w}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
@@ -43,7 +48,7 @@ inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 }
 
 // Threads, blocks and clusters of up to two blocks.
-struct Index { u32 x = 0, y = 0; };
+struct Index { u32 x = 0, y = 0, z = 0; };
 struct Fiber {
     ucontext_t context;
     std::vector<char> stack = std::vector<char>(1 << 16);
@@ -103,11 +108,45 @@ inline float2 load_remote2(u32 address) {
     memcpy(&x, shared_begin(address >> 24) + (address & 0xffffff), sizeof x);
     return x;
 }
+inline float4 load_remote4(u32 address) {
+    float4 x;
+    memcpy(&x, shared_begin(address >> 24) + (address & 0xffffff), sizeof x);
+    return x;
+}
+
+// The values of all lanes of a warp, which meets.
 template <class Value>
-Value __shfl_sync(u32, Value value, int) {
-    return value;
-}  // of the warp's number, which all lanes have
-inline float __shfl_xor_sync(u32, float, int) { fail("float32 is not run"); }
+std::array<Value, 32> all_lanes(Value value) {
+    static std::array<Value, 32> values[MOST_BLOCKS][MOST_WARPS];
+    int warp = threadIdx.x / 32;
+    auto& of_warp = values[current->block][warp];
+    of_warp[threadIdx.x % 32] = value;
+    meet(warp_barriers[current->block][warp], 32, [] {});
+    auto all = of_warp;
+    meet(warp_barriers[current->block][warp], 32, [] {});  // nothing is written before all have read
+    return all;
+}
+template <class Value>
+Value __shfl_sync(u32, Value value, int lane) {
+    return all_lanes(value)[lane % 32];
+}
+template <class Value>
+Value __shfl_xor_sync(u32, Value value, int distance) {
+    return all_lanes(value)[threadIdx.x % 32 ^ distance];
+}
+template <class Value>
+Value __shfl_up_sync(u32, Value value, u32 distance) {
+    u32 lane = threadIdx.x % 32;
+    return all_lanes(value)[lane < distance ? lane : lane - distance];
+}
+inline u32 __ballot_sync(u32, bool value) {
+    u32 bits = 0, lane = 0;
+    for (bool one : all_lanes(value)) bits |= u32(one) << lane++;
+    return bits;
+}
+inline bool __all_sync(u32, bool value) { return __ballot_sync(~0u, value) == ~0u; }
+inline void __threadfence() {}
+inline int atomicAdd(int* to, int added) { return (*to += added) - added; }
 
 inline void run_fiber() {
     kernel();
@@ -118,8 +157,8 @@ inline void run_fiber() {
 // Run `body` by `threads` threads of each of `grid` clusters.
 inline void launch(Index grid, int blocks, int threads, size_t shared, std::function<void()> body) {
     kernel = body, blocks_of_cluster = blocks, block_size = {static_cast<u32>(threads), 1}, grid_size = grid;
-    for (u32 i = 0; i < grid.x * grid.y; ++i) {
-        block_index = {i % grid.x, i / grid.x};
+    for (u32 i = 0; i < grid.x * grid.y * max(grid.z, 1u); ++i) {
+        block_index = {i % grid.x, i / grid.x % grid.y, i / grid.x / grid.y};
         for (auto& each : shared_memory) each.assign(shared + 128, 0x7f);
         std::vector<Fiber> fibers(blocks * threads);
         for (size_t j = 0; j < fibers.size(); ++j) {
@@ -151,6 +190,12 @@ T __ldg(const T* at) {
     fail("a read is out of bounds");
 }
 
+template <class T>
+T __ldcg(const T* at) {
+    return *at;
+}
+inline const void* __cvta_generic_to_global(const void* at) { return at; }
+
 // Numbers.
 inline float __uint_as_float(u32 bits) {
     float x;
@@ -170,6 +215,12 @@ inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
     return made;
 }
 inline float __expf(float x) { return expf(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }
+inline float __fmul_rn(float x, float y) { return x * y; }
+inline float __frcp_rn(float x) { return 1 / x; }
+inline float rsqrtf(float x) { return 1 / sqrtf(x); }
+inline int __ffs(u32 bits) { return __builtin_ffs(bits); }
 inline float from_bf16(u32 bits) { return __uint_as_float(bits << 16); }
 inline float from_fp16(u32 bits) { return _cvtsh_ss(static_cast<u16>(bits)); }
 inline u32 to_bf16(float x) {
@@ -206,8 +257,27 @@ inline void ptx_cp_async_cg_shared_global_L2__128B(u32 address, const void* from
     uint4 copied = size ? __ldg(static_cast<const uint4*>(from)) : uint4{};
     memcpy(shared_begin(current->block) + address, &copied, sizeof copied);
 }
+inline void ptx_prefetch_global_L2(const void*) {}
 inline void ptx_griddepcontrol_launch_dependents() {}
 inline void ptx_griddepcontrol_wait() {}
+
+// Four matrices of 8 x 8; lane l gives the address of row l % 8 of matrix l / 8, and gets two numbers of each.
+template <bool TRANSPOSED>
+void load_four(u32& to0, u32& to1, u32& to2, u32& to3, u32 address) {
+    auto addresses = all_lanes(address);
+    u32* to[4] = {&to0, &to1, &to2, &to3};
+    int lane = threadIdx.x % 32;
+    for (int i = 0; i < 4; ++i) {
+        u16 two[2];
+        for (int j = 0; j < 2; ++j) {
+            int row = TRANSPOSED ? lane % 4 * 2 + j : lane / 4, column = TRANSPOSED ? lane / 4 : lane % 4 * 2 + j;
+            memcpy(two + j, shared_begin(current->block) + addresses[8 * i + row] + 2 * column, 2);
+        }
+        memcpy(to[i], two, 4);
+    }
+}
+#define ptx_ldmatrix_sync_aligned_m8n8_x4_shared_b16 ::load_four<false>
+#define ptx_ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16 ::load_four<true>
 
 inline void ptx_cp_async_commit_group() {}  // a copy is made at once
 inline void ptx_cp_async_wait_group(int) {}

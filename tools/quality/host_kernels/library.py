@@ -17,11 +17,11 @@ THREADS = 256  # of a block
 _LAUNCHERS = Path(__file__).parent / "launchers.h"
 
 
-def compiled(name: str, folder: Path) -> Any:
-    """Return the library of ``NAME.cu``, compiled into ``folder``."""
+def compiled(name: str, folder: Path, defines: Iterable[str] = ()) -> Any:
+    """Return the library of ``NAME.cu``, compiled into ``folder``; ``defines`` select kernels (variants.cuh)."""
     source, library = folder / f"{name}.cpp", folder / f"{name}.so"
     source.write_text(translated(SOURCES / f"{name}.cu") + _LAUNCHERS.read_text())
-    options = ("-std=c++17", "-O1", "-w", "-mavx2", "-mf16c", "-shared", "-fPIC")
+    options = ("-std=c++17", "-O1", "-w", "-mavx2", "-mf16c", "-shared", "-fPIC", *(f"-D{each}" for each in defines))
     subprocess.run(("g++", *options, str(source), "-o", str(library)), check=True)
     return ctypes.CDLL(str(library))
 
@@ -58,7 +58,7 @@ def equal(one: np.ndarray, other: np.ndarray) -> bool:
     return one.tobytes() == other.tobytes()
 
 
-def require_near(result: np.ndarray, exact: np.ndarray, what: str) -> None:
-    """Raise AssertionError unless ``result`` is ``exact`` but for rounding to 16 bits."""
+def require_near(result: np.ndarray, exact: np.ndarray, what: str, within: float = 2.0**-7) -> None:
+    """Raise AssertionError unless ``result`` is ``exact`` but for rounding to 16 bits: ``within`` a share of it."""
     error = np.abs(result.astype(np.float64) - exact)
-    assert (error <= 2.0**-7 * (np.abs(exact) + np.abs(exact).mean())).all(), f"{what}: results differ"
+    assert (error <= within * (np.abs(exact) + np.abs(exact).mean())).all(), f"{what}: results differ"

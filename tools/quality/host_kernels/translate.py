@@ -12,7 +12,7 @@ _TYPES = re.compile(r"(?m)^(?:typedef .*|using [ui]\d+ = .*|#define INFINITE .*|
 def translated(file: Path) -> str:
     """Return ``file`` (NAME.cu) as C++ that includes host.h."""
     text = _TYPES.sub("", "\n".join(_lines(file, set())))
-    text = re.sub(r"extern __shared__ (\w+) (\w+)\[\];", _SHARED, text)
+    text = re.sub(r"extern __shared__ (?:__align__\(\d+\) )?([\w ]+) (\w+)\[\];", _SHARED, text)
     code, end = "", 0
     for assembly in re.finditer(r"\basm(?: volatile)?\s*\(", text):
         code += text[end : assembly.start()]
