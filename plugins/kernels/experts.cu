@@ -86,8 +86,8 @@ __device__ void activate(const typename T::Element* both, const int* ends, int e
     const auto* rows = both + place * 2 * width;
     for (int i = threadIdx.x; i < width; i += blockDim.x) {
         int gate = activation.gate_row(0, i, width);
-        float value = activation(load1<T>(rows + gate), load1<T>(rows + gate + activation.step(width)),
-                                 expert * 2 * width + gate, width);
+        float2 biases = activation.biases(expert * 2 * width + gate, width);
+        float value = activation(load1<T>(rows + gate), load1<T>(rows + gate + activation.step(width)), biases);
         store1<T>(activated + place * width + i, value);
     }
 }

@@ -15,10 +15,15 @@ struct Activation {
     }
     __device__ __forceinline__ int step(int width) const { return interleaved ? 1 : width; }
 
-    // Of the products of gate row `row` and of its up.
-    __device__ __forceinline__ float operator()(float gate, float up, int row, int width) const {
-        gate += load1_if<T>(bias, row);
-        up += load1_if<T>(bias, row + step(width));
+    // The biases of gate row `row` and of its up.
+    __device__ __forceinline__ float2 biases(int row, int width) const {
+        return make_float2(load1_if<T>(bias, row), load1_if<T>(bias, row + step(width)));
+    }
+
+    // Of the products of a gate and its up, without their biases.
+    __device__ __forceinline__ float operator()(float gate, float up, float2 biases) const {
+        gate += biases.x;
+        up += biases.y;
         if (limit > 0) {  // comparisons that keep NaN
             gate = gate > limit ? limit : gate;
             up = up > limit ? limit : up < -limit ? -limit : up;

@@ -7,13 +7,14 @@
 
 template <class Format_>
 struct Streamed : Format_ {
+    static constexpr int PARTS = 2 / Format_::LOADS;  // chunks of 128 inputs in one of the stream
     static __device__ __forceinline__ int vectors(int inner) { return 4 * Format_::LOADS * chunks_of(inner); }
 };
 
-// Scales are loaded one chunk of the stream ahead, in registers.
+// Scales are loaded one chunk of the stream ahead, in registers, and come from the second-level cache.
 template <class Format>
 struct Scales<Streamed<Format>> {
-    static constexpr int PARTS = 2 / Format::LOADS;  // chunks of 128 inputs in one of the stream
+    static constexpr int PARTS = Streamed<Format>::PARTS;
     Format format;
     int chunks, stored;
     typename Format::Held upper[PARTS], lower[PARTS];
@@ -21,15 +22,28 @@ struct Scales<Streamed<Format>> {
     __device__ __forceinline__ Scales(Streamed<Format> format, int inner)
         : format(format), chunks(chunks_of(inner)), stored(format.stored(inner)) {}
 
-    __device__ __forceinline__ void load(Outputs outputs, int of_stream) {
+    // Of the chunks `first` and first + stride.
+    __device__ __forceinline__ void load(Outputs outputs, int first, int stride) {
         if (outputs.upper < 0) return;
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) {
-            int chunk = PARTS * of_stream + i;
+            int chunk = first + i * stride;
             if (chunk >= chunks) break;
             upper[i] = format.load(static_cast<i64>(outputs.upper) * stored, chunk);
             lower[i] = format.load(static_cast<i64>(outputs.lower) * stored, chunk);
         }
+    }
+    // Into that cache: 128 bytes of either output by each of `warps` warps at a time.
+    __device__ __forceinline__ void prefetch(Outputs outputs, int warp, int warps) const {
+        if (outputs.upper < 0) return;
+        constexpr int EACH = 32 / sizeof(typename Format::Scale);
+        for (int at = EACH * (4 * warp + threadIdx.x % 4); at < stored; at += 4 * EACH * warps) {
+            prefetched(format.scales + static_cast<i64>(outputs.upper) * stored + at);
+            prefetched(format.scales + static_cast<i64>(outputs.lower) * stored + at);
+        }
+    }
+    static __device__ __forceinline__ void prefetched(const void* at) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
     }
 };
 
@@ -43,20 +57,35 @@ __device__ __forceinline__ void multiply(Weights& weights, Scales<Streamed<Forma
     const Format& format = scales.format;
     int inner = weights.inner, thread = threadIdx.x % 4;
     for (int chunk = 0; chunk < weights.chunks(); ++chunk) {
-        int of_stream = chunk * Weights::SPLIT + weights.part;
         Scales<Streamed<Format>> now = scales;
         bool more = chunk + 1 < weights.chunks();
-        scales.load(more ? outputs : following, more ? of_stream + Weights::SPLIT : weights.part);
-        const uint4* found = weights.oldest();
-        uint4 upper[2] = {found[0], found[THREADS]}, lower[2] = {found[2 * THREADS], found[3 * THREADS]};
+        scales.load(more ? outputs : following, weights.piece(more ? chunk + 1 : 0, 0), Weights::SPLIT);
+        const uint4* found = nullptr;
+        uint4 upper[2], lower[2];
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) {
-            int of = PARTS * of_stream + i;
+            int of = weights.piece(chunk, i);
+            auto load = [&](int tile, int group) {
+                return Sums<T>::load(rows[tile], 16 * of + 4 * group + thread, inner / 8);
+            };
+            uint4 first[4];  // of the first tile, often the only one
+#pragma unroll
+            for (int group = 0; group < 4; ++group) first[group] = load(0, group);
+            if (i == 0) {
+                found = weights.oldest();
+                upper[0] = found[0], upper[1] = found[THREADS];
+                lower[0] = found[2 * THREADS], lower[1] = found[3 * THREADS];
+            }
             if (of >= scales.chunks) break;
             typename Format::Held high = format.select(now.upper[i], of), low = format.select(now.lower[i], of);
 #pragma unroll
             for (int group = 0; group < 4; ++group) {
                 if (CHUNK_INPUTS * of + 32 * group >= inner) break;
+                uint4 x[TILES] = {first[group]};
+                if (tiles > 1) {
+#pragma unroll
+                    for (int tile = 1; tile < TILES; ++tile) x[tile] = load(tile, group);
+                }
                 u32 of_high = format.operand(high, of, group), of_low = format.operand(low, of, group);
                 u32 numbers[2][4];
 #pragma unroll
@@ -69,12 +98,11 @@ __device__ __forceinline__ void multiply(Weights& weights, Scales<Streamed<Forma
 #pragma unroll
                 for (int tile = 0; tile < TILES; ++tile) {
                     if (tile >= tiles) break;
-                    uint4 x = Sums<T>::load(rows[tile], 16 * of + 4 * group + thread, inner / 8);
                     if constexpr (Format::SCALES_NUMBERS) {
-                        sums[tile].add(one, other, x);
+                        sums[tile].add(one, other, x[tile]);
                     } else {
                         Sums<T> sum;
-                        sum.add(one, other, x);
+                        sum.add(one, other, x[tile]);
 #pragma unroll
                         for (int j = 0; j < 4; ++j)
                             sums[tile].at[j] += Format::scale(j < 2 ? high : low, group) * sum.at[j];

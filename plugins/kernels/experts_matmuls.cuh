@@ -38,10 +38,11 @@ __device__ void gate_up(const typename Format::T::Element* x, const void* weight
     wait_for_previous();
     const uint4* stored = static_cast<const uint4*>(weight);
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, across = width / GATES;
-    int length = hidden / EACH, units = *item_count * across, turn = 0;
-    auto expert_of = [=](int unit) { return items[unit / across].x; };
-    auto outputs_of = [=](int unit, int expert) {
-        int gate = activation.gate_row(expert, unit % across * GATES + g, width);
+    int length = hidden / EACH, turn = 0;
+    Units units(*item_count, across);
+    auto expert_of = [=](int item) { return items[item].x; };
+    auto outputs_of = [=](Unit unit, int expert) {
+        int gate = activation.gate_row(expert, unit.place * GATES + g, width);
         return Outputs{gate, gate + activation.step(width)};
     };
     Weights<Format, GATE_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored,
@@ -55,36 +56,42 @@ __device__ void gate_up(const typename Format::T::Element* x, const void* weight
             rows[tile] = there ? reinterpret_cast<const uint4*>(x) + row * length : nullptr;
         }
     };
-    int4 next = blockIdx.x < units ? items[blockIdx.x / across] : make_int4(0, 0, 0, 0);
+    Unit unit = units.first();
+    int4 next = units.there(unit) ? items[unit.item] : make_int4(0, 0, 0, 0);
     find_rows(next);
     Scales<Format> scales(format, hidden);
-    if (blockIdx.x < units) scales.load(outputs_of(blockIdx.x, next.x), warp);
-    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
+    if (units.there(unit)) scales.load(outputs_of(unit, next.x), warp, GATE_SPLIT);
+    for (; units.there(unit); turn ^= 1) {
         int4 item = next;
+        Unit after = units.after(unit);
         Outputs outputs = outputs_of(unit, item.x), following = NONE;
-        if (unit + gridDim.x < units) {
-            next = items[(unit + gridDim.x) / across];
-            following = outputs_of(unit + gridDim.x, next.x);
+        if (units.there(after)) {
+            next = items[after.item];
+            following = outputs_of(after, next.x);
+            scales.prefetch(following, warp, GATE_SPLIT);
         }
-        int first = unit % across * GATES, count = item.z, tiles = (count + 7) / 8;
+        int first = unit.place * GATES, count = item.z, tiles = (count + 7) / 8;
+        // Of the output of a thread, which is the same for all of its rows.
+        int own = activation.gate_row(item.x, first + threadIdx.x % GATES, width);
+        float of_gate = format.factor(own), of_up = format.factor(own + activation.step(width));
+        float2 biases = activation.biases(own, width);
         Sums<T> sums[TILES];
         multiply(weights, scales, outputs, following, rows, tiles, sums);
         find_rows(next);  // early, so that nothing waits for them
         keep<T>(shared[turn][warp], sums, tiles);
         __syncthreads();
         for (int at = threadIdx.x; at < GATES * count; at += THREADS) {
-            int row = at / GATES, i = at % GATES, output = activation.gate_row(item.x, first + i, width);
+            int row = at / GATES, i = at % GATES;
             float gate = 0, up = 0;
 #pragma unroll
             for (int w = 0; w < GATE_SPLIT; ++w) {
                 gate += shared[turn][w][row][i];
                 up += shared[turn][w][row][i + 8];
             }
-            gate *= format.factor(output);
-            up *= format.factor(output + activation.step(width));
-            float value = activation(gate, up, output, width);
+            float value = activation(gate * of_gate, up * of_up, biases);
             store1<T>(activated + static_cast<i64>(item.y + row) * width + first + i, value);
         }
+        unit = after;
     }
 }
 
@@ -101,25 +108,32 @@ __device__ void down(const typename Format::T::Element* activated, const void* w
     wait_for_previous();
     const uint4* stored = static_cast<const uint4*>(weight);
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = width / EACH;
-    int across = (hidden + DOWNS - 1) / DOWNS, units = *item_count * across, turn = 0;
-    auto expert_of = [=](int unit) { return items[unit / across].x; };
-    auto outputs_of = [=](int unit, int expert) {
-        int own = unit % across * DOWNS + warp / DOWN_SPLIT * 16, output = expert * hidden + own + g;
+    int turn = 0;
+    Units units(*item_count, (hidden + DOWNS - 1) / DOWNS);
+    auto expert_of = [=](int item) { return items[item].x; };
+    auto outputs_of = [=](Unit unit, int expert) {
+        int own = unit.place * DOWNS + warp / DOWN_SPLIT * 16, output = expert * hidden + own + g;
         return own < hidden ? Outputs{output, output + 8} : NONE;
     };
     Weights<Format, DOWN_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored, width,
                                                                                    warp % DOWN_SPLIT, units, ring);
-    int4 next = blockIdx.x < units ? items[blockIdx.x / across] : make_int4(0, 0, 0, 0);
+    Unit unit = units.first();
+    int4 next = units.there(unit) ? items[unit.item] : make_int4(0, 0, 0, 0);
     Scales<Format> scales(format, width);
-    if (blockIdx.x < units) scales.load(outputs_of(blockIdx.x, next.x), warp % DOWN_SPLIT);
-    for (int unit = blockIdx.x; unit < units; unit += gridDim.x, turn ^= 1) {
+    if (units.there(unit)) scales.load(outputs_of(unit, next.x), warp % DOWN_SPLIT, DOWN_SPLIT);
+    for (; units.there(unit); turn ^= 1) {
         int4 item = next;
+        Unit after = units.after(unit);
         Outputs outputs = outputs_of(unit, item.x), following = NONE;
-        if (unit + gridDim.x < units) {
-            next = items[(unit + gridDim.x) / across];
-            following = outputs_of(unit + gridDim.x, next.x);
+        if (units.there(after)) {
+            next = items[after.item];
+            following = outputs_of(after, next.x);
+            scales.prefetch(following, warp % DOWN_SPLIT, DOWN_SPLIT);
         }
-        int first = unit % across * DOWNS, count = item.z, tiles = (count + 7) / 8;
+        int first = unit.place * DOWNS, count = item.z, tiles = (count + 7) / 8;
+        // Of the output of a thread, which is the same for all of its rows.
+        int own = item.x * hidden + min(first + static_cast<int>(threadIdx.x) % DOWNS, hidden - 1);
+        float factor = format.factor(own), of_bias = load1_if<T>(bias, own);
         const uint4* rows[TILES];
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) {
@@ -136,10 +150,9 @@ __device__ void down(const typename Format::T::Element* activated, const void* w
             float sum = 0;
 #pragma unroll
             for (int w = 0; w < DOWN_SPLIT; ++w) sum += shared[turn][of + w][row][output % 16];
-            int of_weight = item.x * hidden + first + output;
-            sum = sum * format.factor(of_weight) + load1_if<T>(bias, of_weight);
             int pair = order[item.y + row];
-            parts[static_cast<i64>(pair) * hidden + first + output] = sum * shares[pair];
+            parts[static_cast<i64>(pair) * hidden + first + output] = (sum * factor + of_bias) * shares[pair];
         }
+        unit = after;
     }
 }

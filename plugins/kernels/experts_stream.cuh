@@ -68,6 +68,7 @@ template <class T_>
 struct Unquantized {
     using T = T_;
 
+    static constexpr int PARTS = 1;
     static __device__ __forceinline__ int vectors(int inner) { return inner * sizeof(typename T::Element) / 16; }
     __device__ __forceinline__ float factor(int) const { return 1; }
 };
@@ -76,6 +77,23 @@ struct Unquantized {
 struct Outputs { int upper, lower; };
 constexpr Outputs NONE{-1, -1};
 
+// The work of a launch: every item has `across` units. A block takes a unit and then every gridDim.x-th.
+struct Unit { int item, place; };
+struct Units {
+    int items, across, item_step, place_step;
+
+    __device__ __forceinline__ Units(int items, int across)
+        : items(items), across(across), item_step(gridDim.x / across), place_step(gridDim.x % across) {}
+    __device__ __forceinline__ Unit first() const {
+        return {static_cast<int>(blockIdx.x) / across, static_cast<int>(blockIdx.x) % across};
+    }
+    __device__ __forceinline__ bool there(Unit unit) const { return unit.item < items; }
+    __device__ __forceinline__ Unit after(Unit unit) const {
+        unit = {unit.item + item_step, unit.place + place_step};
+        return unit.place < across ? unit : Unit{unit.item + 1, unit.place - across};
+    }
+};
+
 // What a format reads besides the numbers, for a thread's outputs in a chunk.
 template <class Format>
 struct Scales;
@@ -83,30 +101,37 @@ struct Scales;
 template <class T>
 struct Scales<Unquantized<T>> {
     __device__ __forceinline__ Scales(Unquantized<T>, int) {}
-    __device__ __forceinline__ void load(Outputs, int) {}
+    __device__ __forceinline__ void load(Outputs, int, int) {}
+    __device__ __forceinline__ void prefetch(Outputs, int, int) const {}
 };
 
 // A thread's weights of all units of its block, one after another, being copied to shared memory that it alone reads.
-// So nothing waits between units, and no thread waits for another. ``expert_of`` gives the expert of a unit, read one
-// unit ahead, and ``outputs_of`` its Outputs. A chunk is 8 vectors of 16 bytes of either output, 2 per thread; chunk c
-// of part p of SPLIT is at c * SPLIT + p.
+// So nothing waits between units, and no thread waits for another. ``expert_of`` gives the expert of an item, read one
+// unit ahead, and ``outputs_of`` the Outputs of a unit. A chunk is 8 vectors of 16 bytes of either output, 2 per
+// thread, in PARTS pieces of neighbours; piece i of chunk c of part p of SPLIT is at (c * PARTS + i) * SPLIT + p.
 template <class Format, int SPLIT_, class ExpertOf, class OutputsOf>
 struct Weights {
-    static constexpr int SPLIT = SPLIT_;
+    static constexpr int SPLIT = SPLIT_, PARTS = Format::PARTS, STRIDE = PARTS == 1 ? 4 : 4 * SPLIT;
     ExpertOf expert_of;
     OutputsOf outputs_of;
     const uint4* stored;
-    int inner, length, part, unit, units, next = 0, chunk = 0, slot = 0;
+    Units units;
+    Unit unit;  // that is being ordered
+    int inner, length, part, next = 0, chunk = 0, slot = 0;
     const uint4 *upper, *lower;  // null if they do not exist
     uint4* ring;                 // [RING][4][THREADS]
 
     __device__ __forceinline__ Weights(ExpertOf expert_of, OutputsOf outputs_of, const uint4* stored, int inner,
-                                       int part, int units, uint4* ring)
-        : expert_of(expert_of), outputs_of(outputs_of), stored(stored), inner(inner), length(Format::vectors(inner)),
-          part(part), unit(blockIdx.x), units(units), ring(ring) {
-        if (unit < units) find(expert_of(unit));
-        if (unit + gridDim.x < units) next = expert_of(unit + gridDim.x);
+                                       int part, Units units, uint4* ring)
+        : expert_of(expert_of), outputs_of(outputs_of), stored(stored), units(units), unit(units.first()), inner(inner),
+          length(Format::vectors(inner)), part(part), ring(ring) {
+        if (units.there(unit)) find(expert_of(unit.item));
+        find_next();
         for (int i = 0; i + 1 < RING; ++i) order();
+    }
+    __device__ __forceinline__ void find_next() {
+        int item = units.after(unit).item;
+        if (item < units.items) next = expert_of(item);
     }
     __device__ __forceinline__ void find(int expert) {
         Outputs outputs = outputs_of(unit, expert);
@@ -114,23 +139,25 @@ struct Weights {
         lower = outputs.lower < 0 ? nullptr : stored + static_cast<i64>(outputs.lower) * length;
     }
     __device__ __forceinline__ int chunks() const { return (length + 8 * SPLIT - 1) / (8 * SPLIT); }
-    __device__ __forceinline__ int vector(int chunk) const { return 8 * (chunk * SPLIT + part) + threadIdx.x % 4; }
+    __device__ __forceinline__ int piece(int chunk, int i) const { return (chunk * PARTS + i) * SPLIT + part; }
+    // The first of a thread's two vectors; the other follows after STRIDE.
+    __device__ __forceinline__ int vector(int chunk) const { return 8 / PARTS * piece(chunk, 0) + threadIdx.x % 4; }
 
     // The next chunk that is not ordered yet.
     __device__ __forceinline__ void order() {
-        if (unit < units) {
+        if (units.there(unit)) {
             int k = vector(chunk);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const uint4* from = i < 2 ? upper : lower;
-                bool there = from != nullptr && k + i % 2 * 4 < length;
-                copy(ring + (slot * 4 + i) * THREADS + threadIdx.x, there ? from + k + i % 2 * 4 : stored, there);
+                bool there = from != nullptr && k + i % 2 * STRIDE < length;
+                copy(ring + (slot * 4 + i) * THREADS + threadIdx.x, there ? from + k + i % 2 * STRIDE : stored, there);
             }
             if (++chunk == chunks()) {
                 chunk = 0;
-                unit += gridDim.x;
-                if (unit < units) find(next);
-                if (unit + gridDim.x < units) next = expert_of(unit + gridDim.x);
+                unit = units.after(unit);
+                if (units.there(unit)) find(next);
+                find_next();
             }
         }
         asm volatile("cp.async.commit_group;" ::: "memory");
