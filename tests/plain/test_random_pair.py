@@ -14,13 +14,15 @@ from tandemrt.export.quantize.stored_weights import read_low_bit
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import FULL_DIM
+from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.tensors import with_graph_names
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.export.read.values import read_values
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tests.plain.constraints import compiled_by
 from tools.models.filler_tokenizer import write_tokenizer
 from tools.models.quantized_weights import WeightFormat
-from tools.models.random_checkpoint import Dtype, Size
+from tools.models.random_checkpoint import Dtype, Family, Size
 from tools.models.random_pair import write_pair
 
 
@@ -107,6 +109,25 @@ def test_matmuls_may_be_stored_in_4_bits(tmp_path):
         assert np.abs(dequantized - weight).max() < 0.1 * np.abs(weight).max()
         assert dequantized.std() == pytest.approx(weight.std(), rel=0.02)
     assert quantized.tensors["model.embed_tokens.weight"].dtype == "float32"
+
+
+def test_experts_of_gpt_oss_may_be_stored_in_mxfp4(tmp_path):
+    for weight_format in (WeightFormat.UNQUANTIZED, WeightFormat.MXFP4):
+        options = {"family": Family.GPT_OSS, "layers": 2, "dtype": Dtype.FLOAT32, "acceptance": None}
+        write_pair(tmp_path / weight_format, Size.SMALL, device="cpu", weight_format=weight_format, **options)
+    unquantized, quantized = (
+        Checkpoint.open(tmp_path / weight_format / "target")
+        for weight_format in (WeightFormat.UNQUANTIZED, WeightFormat.MXFP4)
+    )
+    quantization = read_quantization(quantized.config, quantized.folder)
+    tensors = with_graph_names(quantized, ModelSpec.from_hf(quantized.config)).tensors
+    for kind in ("gate_up_proj", "down_proj"):
+        experts, module = "model.layers.1.mlp.experts", f"model.layers.1.mlp.experts.7.{kind}"
+        weight = read_values(unquantized.tensors[f"{experts}.{kind}"])[7].T
+        dequantized = read_low_bit(module, tensors, quantization.scheme(module)).dequantized
+        assert np.abs(dequantized - weight).max() <= np.abs(weight).max() / 4
+        assert dequantized.std() == pytest.approx(weight.std(), rel=0.02)
+    assert {"model.layers.1.self_attn.q_proj.weight", "lm_head.weight"} <= set(quantized.tensors)
 
 
 def test_matmuls_may_be_stored_in_float8_by_channel(tmp_path):

@@ -1,4 +1,4 @@
-"""Quantize matmul weights in the compressed-tensors format, on any device, with its fields of config.json."""
+"""Quantize matmul weights in the formats of published checkpoints, on any device, with its fields of config.json."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,6 +12,8 @@ from tools.bench.agreement import Weights
 
 GROUP = 128  # inputs per scale in 4 bits, as in published checkpoints
 _LARGEST = 448.0  # largest float8_e4m3fn
+_BETWEEN = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)  # the numbers of e2m1
+_EXPERTS = (".experts.gate_up_proj", ".experts.down_proj")
 _MATMULS = ("_proj.weight", "lm_head.weight")
 _AT_ONCE = 8192  # rows at a time: an lm_head in float32 is 2 GB
 
@@ -20,22 +22,27 @@ class WeightFormat(StrEnum):
     """Format of matmul weights.
 
     ``unquantized``: the compute dtype. ``fp8``: float8 with a scale per output channel. ``int4``: a scale per GROUP
-    inputs.
+    inputs. ``mxfp4``: the experts of gpt-oss, and no other weights, in 4-bit floats with a scale per 32 inputs.
     """
 
     UNQUANTIZED = "unquantized"
     FP8 = "fp8"
     INT4 = "int4"
+    MXFP4 = "mxfp4"
 
 
 def quantize_matmuls(weights: Weights, weight_format: WeightFormat) -> Weights:
     """Return ``weights`` with all matmuls, the lm_head too, in ``weight_format``; other tensors are unchanged."""
     if weight_format is WeightFormat.UNQUANTIZED:
         return weights
-    quantize = _in_float8 if weight_format is WeightFormat.FP8 else _in_int4
+    quantize, names = {
+        WeightFormat.FP8: (_in_float8, _MATMULS),
+        WeightFormat.INT4: (_in_int4, _MATMULS),
+        WeightFormat.MXFP4: (_in_mxfp4, _EXPERTS),
+    }[weight_format]
     quantized: Weights = {}
     for name, tensor in weights.items():
-        quantized |= quantize(name, tensor) if name.endswith(_MATMULS) else {name: tensor}
+        quantized |= quantize(name, tensor) if name.endswith(names) else {name: tensor}
     return quantized
 
 
@@ -46,6 +53,17 @@ def write_quantization_config(folder: Path, weight_format: WeightFormat, unquant
     """
     if weight_format is WeightFormat.UNQUANTIZED:
         return
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = _fields(weight_format, unquantized)
+    path.write_text(json.dumps(config, indent=2))
+
+
+def _fields(weight_format: WeightFormat, unquantized: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a quantization config."""
+    if weight_format is WeightFormat.MXFP4:
+        others = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
+        return {"quant_method": "mxfp4", "modules_to_not_convert": [*others, *unquantized]}
     number: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
     group: dict[str, Any] = {
         "targets": ["Linear"],
@@ -55,15 +73,12 @@ def write_quantization_config(folder: Path, weight_format: WeightFormat, unquant
     if weight_format is WeightFormat.INT4:
         integer = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
         group = {"targets": ["Linear"], "weights": integer, "input_activations": None}
-    path = folder / "config.json"
-    config = json.loads(path.read_text())
-    config["quantization_config"] = {
+    return {
         "quant_method": "compressed-tensors",
         "format": "pack-quantized" if weight_format is WeightFormat.INT4 else "float-quantized",
         "config_groups": {"group_0": group},
         "ignore": list(unquantized),
     }
-    path.write_text(json.dumps(config, indent=2))
 
 
 def _in_float8(name: str, tensor: torch.Tensor) -> Weights:
@@ -87,6 +102,22 @@ def _in_int4(name: str, tensor: torch.Tensor) -> Weights:
             packed[rows] |= words[:, :, i] << 4 * i
     shape = torch.tensor([outputs, inner])
     return {f"{name}_packed": packed, f"{name}_scale": scales, f"{name}_shape": shape}
+
+
+def _in_mxfp4(name: str, tensor: torch.Tensor) -> Weights:
+    """Quantize [experts, inner, outputs]: blocks of 16 bytes, the lower half of a byte first, and exponents."""
+    count, inner, outputs = tensor.shape
+    blocks = torch.empty(count, outputs, inner // 32, 16, dtype=torch.uint8, device=tensor.device)
+    scales = torch.empty(count, outputs, inner // 32, dtype=torch.uint8, device=tensor.device)
+    between = torch.tensor(_BETWEEN, device=tensor.device)
+    for expert in range(count):
+        groups = tensor[expert].T.float().contiguous().view(outputs, inner // 32, 32)
+        exponents = groups.abs().amax(2).clamp(min=2.0**-100).log2().floor() - 2  # the largest number is 1.5 * 2^2
+        numbers = torch.bucketize(groups.abs() / exponents.exp2()[..., None], between) + 8 * (groups < 0)
+        pairs = numbers.to(torch.uint8).view(outputs, -1, 16, 2)
+        blocks[expert] = pairs[..., 0] | pairs[..., 1] << 4
+        scales[expert] = (exponents + 127).to(torch.uint8)
+    return {f"{name}_blocks": blocks, f"{name}_scales": scales}
 
 
 def _parts(tensor: torch.Tensor) -> Iterator[slice]:

@@ -40,6 +40,8 @@ _FAMILY: dict[str, Dims] = {
     "qwen3_moe": {"norm_topk_prob": True},
     "qwen3_5_text": {},
     "qwen3_5_moe_text": {},
+    "gpt_oss": {},  # the rest is its class's default
+    "gemma4_text": {"final_logit_softcapping": 30.0, "hidden_size_per_layer_input": 0, "attention_k_eq_v": True},
 }
 
 
@@ -80,6 +82,13 @@ _35B_A3B |= {"shared_expert_intermediate_size": 512}
 _HYBRID = {"head_dim": 64, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 32}
 _HYBRID |= {"linear_value_head_dim": 32}
 _MIXED_HYBRID = _MIXTURE | _HYBRID | {"shared_expert_intermediate_size": 64}
+_OSS = {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 32}
+_FIVE_OF_SIX = {"layer_types": 10 * [*["sliding_attention"] * 5, "full_attention"]}  # of the last layers
+_GEMMA4: Dims = {"head_dim": 32, "global_head_dim": 64, "num_global_key_value_heads": 1, "sliding_window": 64}
+_GEMMA4 |= _FIVE_OF_SIX
+_26B_A4B: Dims = {"enable_moe_block": True, "num_experts": 128, "top_k_experts": 8, "moe_intermediate_size": 704}
+_26B_A4B |= _FIVE_OF_SIX | {"num_global_key_value_heads": 2, "sliding_window": 1024}
+_31B = _FIVE_OF_SIX | {"num_global_key_value_heads": 4, "sliding_window": 1024}
 _SIZES: dict[tuple[str, str], Dims] = {
     ("llama", "8b"): _dims(128_256, 4096, 14_336, 32, 32, 8, 131_072),
     ("llama", "70b"): _dims(128_256, 8192, 28_672, 80, 64, 8, 131_072),
@@ -89,6 +98,10 @@ _SIZES: dict[tuple[str, str], Dims] = {
     ("qwen3_moe", "30b-a3b"): _dims(151_936, 2048, 6144, 48, 32, 4, 40_960) | _30B_A3B,
     ("qwen3_5_text", "9b"): _dims(248_320, 4096, 12_288, 32, 16, 4, 262_144) | _LAYERS_OF_QWEN3_5,
     ("qwen3_5_moe_text", "35b-a3b"): _dims(248_320, 2048, 512, 40, 16, 2, 262_144) | _35B_A3B,
+    ("gpt_oss", "20b"): _dims(201_088, 2880, 2880, 24, 64, 8, 131_072) | {"num_local_experts": 32},
+    ("gpt_oss", "120b"): _dims(201_088, 2880, 2880, 36, 64, 8, 131_072) | {"num_local_experts": 128},
+    ("gemma4_text", "26b-a4b"): _dims(262_144, 2816, 2112, 30, 16, 8, 262_144) | _26B_A4B,
+    ("gemma4_text", "31b"): _dims(262_144, 5376, 21_504, 60, 32, 16, 262_144) | _31B,
     ("llama", "smollm2"): _SMOLLM2,
     ("llama", "1b"): _LLAMA_1B,
     ("llama", "small"): _SMALL,
@@ -98,6 +111,8 @@ _SIZES: dict[tuple[str, str], Dims] = {
     ("qwen3_moe", "small"): _SMALL | _MIXTURE,
     ("qwen3_5_text", "small"): _SMALL | _HYBRID,
     ("qwen3_5_moe_text", "small"): _SMALL | _MIXED_HYBRID,
+    ("gpt_oss", "small"): _SMALL | _OSS,
+    ("gemma4_text", "small"): _SMALL | _GEMMA4,
     ("llama", "tiny"): _TINY,
     ("mistral", "tiny"): _TINY,
     ("qwen2", "tiny"): _TINY,
@@ -105,6 +120,8 @@ _SIZES: dict[tuple[str, str], Dims] = {
     ("qwen3_moe", "tiny"): _TINY | _MIXTURE,
     ("qwen3_5_text", "tiny"): _TINY | _HYBRID,
     ("qwen3_5_moe_text", "tiny"): _TINY | _MIXED_HYBRID,
+    ("gpt_oss", "tiny"): _TINY | _OSS,
+    ("gemma4_text", "tiny"): _TINY | _GEMMA4,
 }
 
 _STORED = {
@@ -112,9 +129,14 @@ _STORED = {
     torch.float16: ("F16", 2),
     torch.bfloat16: ("BF16", 2),
     torch.float8_e4m3fn: ("F8_E4M3", 1),
+    torch.uint8: ("U8", 1),
     torch.int32: ("I32", 4),
     torch.int64: ("I64", 8),
 }
+
+
+# What multiplies values of unit variance: around 1.
+GAINS = ("norm.weight", "norm_1.weight", "norm_2.weight", ".scale", ".per_expert_scale", ".layer_scalar")
 
 
 class Family(StrEnum):
@@ -125,6 +147,8 @@ class Family(StrEnum):
     QWEN3_MOE = "qwen3_moe"
     QWEN3_5 = "qwen3_5_text"
     QWEN3_5_MOE = "qwen3_5_moe_text"
+    GPT_OSS = "gpt_oss"
+    GEMMA4 = "gemma4_text"
 
 
 class Size(StrEnum):
@@ -134,9 +158,13 @@ class Size(StrEnum):
     B1 = "1b"
     B8 = "8b"
     B9 = "9b"
+    B20 = "20b"
+    B26_A4B = "26b-a4b"
     B30_A3B = "30b-a3b"
+    B31 = "31b"
     B35_A3B = "35b-a3b"
     B70 = "70b"
+    B120 = "120b"
 
 
 class Dtype(StrEnum):
@@ -169,7 +197,7 @@ def write_checkpoint(
             return nbytes
         for name, shape in shapes.items():
             spread = torch.randn(shape, generator=generator) * (0.5 / math.sqrt(shape[-1]))
-            values = (1 + spread if name.endswith("norm.weight") else spread).to(stored)
+            values = (1 + spread if name.endswith(GAINS) else spread).to(stored)
             stream.write(values.view(torch.uint8).numpy().tobytes())
     return nbytes
 
@@ -183,6 +211,8 @@ def write_config(
     dims = _FAMILY[family.value] | _SIZES[family.value, size.value] | more
     if layers is not None:
         dims = dims | {"num_hidden_layers": layers}
+    if "layer_types" in dims:
+        dims = dims | {"layer_types": dims["layer_types"][-dims["num_hidden_layers"] :]}
     config = AutoConfig.for_model(family.value, **dims)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -190,7 +220,9 @@ def write_config(
     config.dtype = dtype.value
     out.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(out)
-    shapes = _published({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    if family not in (Family.GPT_OSS, Family.GEMMA4):  # whose experts are published joined, as here
+        shapes = _published(shapes)
     if config.tie_word_embeddings:
         del shapes["lm_head.weight"]  # tied to the embedding, so not stored
     return shapes

@@ -23,7 +23,7 @@ from transformers import AutoConfig
 from tools.bench.agreement import Shape, Weights, tune
 from tools.models.filler_tokenizer import require_room, write_tokenizer
 from tools.models.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
-from tools.models.random_checkpoint import Dtype, Family, Size, safetensors_header, vocab_of, write_config
+from tools.models.random_checkpoint import GAINS, Dtype, Family, Size, safetensors_header, vocab_of, write_config
 
 console = Console()
 SPREAD = 3.0  # standard deviation of the logits
@@ -82,11 +82,14 @@ def write_pair(
                 if adds and not name.startswith("model.layers.0."):
                     tensor.mul_(scale)
                 stored_as = quantize_matmuls({name: tensor}, weight_format)
-                if name in draft_shapes:
+                if draft_shapes.get(name) == shapes[name]:
                     kept.update(stored_as)
+                    del draft_shapes[name]
                 yield from stored_as.items()
 
         nbytes = write_tensors(target, scaled(), shard_bytes)
+        # A draft's only layer may be of another kind than the target's first: the last of Gemma 4 attends fully.
+        kept |= quantize_matmuls(dict(random_tensors(draft_shapes, stored, device, seed)), weight_format)
         nbytes += write_tensors(draft, kept.items(), shard_bytes)
     for folder in (target, draft):
         write_tokenizer(folder, vocab)
@@ -131,7 +134,7 @@ def random_tensors(
     """Yield weights for a residual stream of unit variance, and for logits that spread like a language model's."""
     generator = torch.Generator(device).manual_seed(seed)
     for name, shape in shapes.items():
-        if name.endswith("norm.weight"):
+        if name.endswith(GAINS):
             yield name, torch.ones(shape, dtype=dtype, device=device)
             continue
         # The residual stream has unit variance, and matmuls keep the variance of their input.

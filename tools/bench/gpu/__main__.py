@@ -9,6 +9,7 @@
     python -m tools.bench.gpu --draft eagle3 --draft-weights fp8                 # another kind of draft
     python -m tools.bench.gpu --family qwen3_moe --size 30b-a3b --layers 12      # experts, in some of the layers
     python -m tools.bench.gpu --family qwen3_5_text --size 9b                    # three of four layers are recurrent
+    python -m tools.bench.gpu --family gpt_oss --size 20b --weights mxfp4        # experts in 4-bit floats
     python -m tools.bench.gpu --tensor-parallel 2 --size 70b --layers 12         # the target on two GPUs
     python -m tools.bench.gpu --batches "" --constrained 0 --no-trace            # only the parts about prompts
 
@@ -85,7 +86,7 @@ def main(
     device: Annotated[str, typer.Option(help="cuda, or cpu for a trial run with small shapes.")] = "cuda",
     size: Annotated[Size, typer.Option(help="Dimensions of the target.")] = Size.B8,
     family: Annotated[
-        Family, typer.Option(help="Architecture of the target: llama, qwen3_moe, qwen3_5_text or qwen3_5_moe_text.")
+        Family, typer.Option(help="Architecture of the target; its sizes are in tools/models/random_checkpoint.py.")
     ] = Family.LLAMA,
     layers: Annotated[int | None, typer.Option(help="Layers of the target. Default: those of the size.", min=2)] = None,
     models: Annotated[
