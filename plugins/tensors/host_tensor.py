@@ -136,11 +136,9 @@ class HostTensor:
     def new_tensor(self, values: Any) -> "HostTensor":
         return HostTensor(np.array(values, dtype=self._array.dtype))
 
-    def to(self, target: Any) -> Any:
-        """Convert to a dtype, or move to a device; on another device than a CPU the result is a torch tensor."""
-        if isinstance(target, HostDtype):
-            return HostTensor(self._array.astype(target.numpy))
-        return self if target == CPU else self._of_torch().to(target)
+    def to(self, device: Any) -> Any:
+        """Move to a device. Not to a dtype: a torch tensor would not take the same object."""
+        return self if device == CPU else self._of_torch().to(device)
 
     def _of_torch(self) -> Any:
         import torch

@@ -94,7 +94,7 @@ class TowerRunner:
             states = torch.empty(image.tokens, self._width, dtype=dtype, device=device)
             inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
             self._engine.bind({**inputs, "image_states": states}).run()
-            return states.to(self._dtype).cpu()
+            return torch.empty(*states.shape, dtype=self._dtype, device=device).copy_(states).cpu()
 
 
 def _cancel_with(other: "Future[Any]", done: "Future[Any]") -> None:
