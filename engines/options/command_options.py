@@ -31,6 +31,8 @@ PANELS = {
             "max_images",
             "max_image_bytes",
             "max_image_pixels",
+            "max_image_memory",
+            "allowed_media_domains",
             "max_grammar_bytes",
             "grammar_timeout_s",
             "fill_timeout_s",

@@ -199,6 +199,16 @@ class RuntimeOptions(Section):
     max_image_pixels: Annotated[int, BeforeValidator(_integer)] = Field(
         default=50_000_000, ge=1, description="largest image, in pixels before it is resized"
     )
+    max_image_memory: Annotated[int, BeforeValidator(_integer), AfterValidator(_bytes)] = Field(
+        default=2 << 30,
+        description="memory of the images of all requests of a server until they end, in bytes: pixels, and what the "
+        "model makes of them; further requests are told to come later",
+    )
+    allowed_media_domains: str | None = Field(
+        default=None,
+        description="domains from which web addresses of images are fetched, with commas between them; subdomains are "
+        "included, private addresses never; default: none",
+    )
     chat_template: str | None = Field(
         default=None,
         description="file with a chat template that replaces the checkpoint's; default: the bundle's own",
@@ -327,6 +337,8 @@ class ServedOptions(TypedDict, total=False):
     max_images: int
     max_image_bytes: int
     max_image_pixels: int
+    max_image_memory: int
+    allowed_media_domains: str | None
     chat_template: str | None
     generation_config: bool
     cache_tokens: int | None

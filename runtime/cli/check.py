@@ -35,6 +35,8 @@ console = Console()
         "max_images",
         "max_image_bytes",
         "max_image_pixels",
+        "max_image_memory",
+        "allowed_media_domains",
     )
 )
 def check(

@@ -228,6 +228,7 @@ class LLM:
         self._loop_thread.require_usable(waits=False)
         sender = Client(client) if isinstance(client, str) else client
         queued = self._admit(prompt, params, listener, client=sender)
+        self._admission.hold_images(queued[0].request)
         for waiting in queued:
             if traced and waiting.request.trace is None:
                 waiting.request.trace = RequestTrace()

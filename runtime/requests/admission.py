@@ -26,6 +26,7 @@ from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
+from tandemrt.runtime.requests.image_memory import ImageMemory
 from tandemrt.runtime.requests.images import ImageReader
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.prompt import Prompt, PromptReader, prompt_processes
@@ -77,6 +78,7 @@ class Admission:
             timeout_s=options.prompt_timeout_s,
             images=None if vision is None else ImageReader(vision, options, tokenizer.backend),
         )
+        self._image_memory = None if vision is None else ImageMemory.of(bundle, options.max_image_memory)
         self._options = options
         self._lock = threading.Lock()
         self._grammars: GrammarLibrary | None = None
@@ -178,6 +180,11 @@ class Admission:
             queued.append(scoring)
         requests[0].others = [each.request for each in queued[1:]]
         return queued
+
+    def hold_images(self, request: Request) -> None:
+        """Count the memory of a request's images until it ends. Raises QueueFull if other requests need it."""
+        if self._image_memory is not None and request.images is not None:
+            self._image_memory.hold(request.images)
 
     def _last_tokens(self, params: SamplingParams) -> int | None:
         """Return how many tokens at the end of a prompt are used; None: all."""

@@ -18,9 +18,11 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.image_pixels import pixels, pixels_in_worker, require_pillow
+from tandemrt.runtime.requests.media import MediaFetcher
 
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
 PART_TYPES = ("image_url", "image")
+_LOW_PIXELS = 512 * 512  # what ``detail`` low means in OpenAI's API
 IMAGE_PART = {"type": "image"}  # what a chat template gets
 
 
@@ -131,12 +133,28 @@ def expanded(ids: Sequence[int], images: Sequence[Image], token: int) -> tuple[l
     return result, PromptImages(images, starts, len(result))
 
 
+@dataclass(frozen=True)
+class Source:
+    """An image as a client sent it: ``data`` is a URL, bytes, a path, a PIL image or an array.
+
+    ``low``: in few pixels (``detail`` of OpenAI's API).
+    """
+
+    data: Any
+    low: bool = False
+
+
 class ImageReader:
     """Takes images out of messages and turns them into patches, within the limits of ``options``."""
 
     def __init__(self, entry: VisionEntry, options: RuntimeOptions, tokenizer: Backend) -> None:
         self.entry = entry
+        self._low = entry.model_copy(update={"max_pixels": max(entry.min_pixels, min(entry.max_pixels, _LOW_PIXELS))})
         self._options = options
+        domains = [domain.strip().lower() for domain in (options.allowed_media_domains or "").split(",")]
+        domains = [domain for domain in domains if domain]
+        fetcher = MediaFetcher(domains, options.max_image_bytes, options.prompt_timeout_s)
+        self._media = fetcher if domains else None
         tokens = entry.image_begin, entry.image_token, entry.image_end
         self._begin, image, end = ("" if token is None else tokenizer.id_to_token(token) for token in tokens)
         self._around = f"\n\n{self._begin}{image}{end}\n\n"
@@ -145,12 +163,12 @@ class ImageReader:
         """Return the ``text`` of a chat template with the tokens that it leaves to the processor (Gemma 3)."""
         return text.replace(self._begin, self._around) if self._begin else text
 
-    def take(self, messages: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    def take(self, messages: Sequence[Any]) -> tuple[list[Any], list[Source]]:
         """Return messages with ``{"type": "image"}`` in place of each image, and the images as they were sent.
 
         Messages that are not well-formed are returned as they are. Raises BadRequest for too many images.
         """
-        sources: list[Any] = []
+        sources: list[Source] = []
         without = [self._without(f"messages.{at}.content", message, sources) for at, message in enumerate(messages)]
         if len(sources) > self._options.max_images:
             raise BadRequest(
@@ -159,15 +177,12 @@ class ImageReader:
             )
         return without, sources
 
-    def read(self, source: Any, in_worker: InWorker) -> Image:
-        """Return the image in ``source``: a data URL, bytes, a path, a PIL image or an array.
-
-        Bytes are decoded in a worker process. Raises BadRequest.
-        """
+    def read(self, image: Source, in_worker: InWorker) -> Image:
+        """Return ``image`` in patches. Bytes are decoded in a worker process. Raises BadRequest."""
         require_pillow()
         from PIL import Image as Pillow
 
-        entry = self.entry
+        source, entry = image.data, self._low if image.low else self.entry
         if isinstance(source, np.ndarray):
             try:
                 source = Pillow.fromarray(source)
@@ -181,7 +196,7 @@ class ImageReader:
             colours = np.frombuffer(b64decode(encoded), np.uint8).reshape(height, width, 3)
         return Image.of_pixels(colours, entry)
 
-    def _without(self, place: str, message: Any, sources: list[Any]) -> Any:
+    def _without(self, place: str, message: Any, sources: list[Source]) -> Any:
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, list | tuple) or not any(map(is_image, content)):
             return message
@@ -195,6 +210,8 @@ class ImageReader:
 
     def _bytes(self, source: Any) -> bytes:
         most = self._options.max_image_bytes
+        if isinstance(source, str) and self._media is not None and source.startswith(("http://", "https://")):
+            return self._media.fetch(source)
         rule = f"image: at most {most} bytes (max_image_bytes)"
         if isinstance(source, str) and source.startswith("data:"):
             head, comma, encoded = source.partition(",")
@@ -217,7 +234,8 @@ class ImageReader:
         if not isinstance(source, bytes | bytearray):
             raise BadRequest(
                 f"image: must be a data URL (data:image/png;base64,...), received {quoted(source)}; in Python also a "
-                "pathlib.Path, bytes, a PIL image or an array. Web addresses are not fetched: send the image itself"
+                "pathlib.Path, bytes, a PIL image or an array. Web addresses are not fetched (allowed_media_domains): "
+                "send the image itself"
             )
         if len(source) > most:
             raise BadRequest(f"{rule}, received more; resize it")
@@ -229,21 +247,19 @@ def is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in PART_TYPES
 
 
-def _source(place: str, part: Mapping[str, Any]) -> Any:
+def _source(place: str, part: Mapping[str, Any]) -> Source:
     """Return the image of {"type": "image_url", "image_url": {"url": ...}} or {"type": "image", "image": ...}."""
     kind = str(part["type"])
-    source = part.get(kind)
+    source, detail = part.get(kind), None
     unknown = [name for name in part if name not in ("type", kind)]
     if kind == "image_url" and isinstance(source, Mapping):
         unknown += [f"image_url.{name}" for name in source if name not in ("url", "detail")]
         detail = source.get("detail")
-        if detail not in (None, "auto", "high"):
-            raise BadRequest(
-                f"{place}.image_url.detail: must be auto or high for this model, received {quoted(detail)}"
-            )
+        if detail not in (None, "auto", "high", "low"):
+            raise BadRequest(f"{place}.image_url.detail: must be auto, high or low, received {quoted(detail)}")
         source = source.get("url")
     if unknown:
         raise BadRequest(f"{place}.{clipped(unknown[0])}: is no field of a part of type {kind}; leave it out")
     if source is None or (kind == "image_url" and not isinstance(source, str)):
         raise BadRequest(f"{place}.{kind}: must hold an image, received {quoted(source)}")
-    return source
+    return Source(source, low=detail == "low")

@@ -150,9 +150,12 @@ class PromptReader:
         ids = self._encode_messages(chat, messages, in_worker)
         if not sources:
             return ids, None
-        images = [self._images.read(source, in_worker) for source in sources]
-        if (tokens := len(ids) + sum(image.tokens - 1 for image in images)) > self._limit:
-            raise self._too_long(tokens)
+        images, tokens = [], len(ids)
+        for source in sources:
+            images.append(self._images.read(source, in_worker))
+            tokens += images[-1].tokens - 1
+            if tokens > self._limit:  # before the next image needs memory
+                raise self._too_long(tokens)
         return expanded(ids, images, self._images.entry.image_token)
 
     def _encode_messages(self, chat: Chat, messages: Any, in_worker: InWorker) -> list[int]:

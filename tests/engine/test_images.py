@@ -7,6 +7,7 @@ import os
 import random
 import re
 import shutil
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,22 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest, QueueFull
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
-from tandemrt.runtime.requests.request import RequestOutput
+from tandemrt.runtime.requests.images import ImageReader
+from tandemrt.runtime.requests.prompt import Chat
+from tandemrt.runtime.requests.request import RequestOutput, StreamOutput
 from tests.engine.test_hybrid_heads import add_mtp
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import IMAGE_SETTINGS, IMAGE_TOKENS, tiny_checkpoint, tiny_tokenizer, tiny_vision, write_recipe
 from tests.pictures import asked, drawn_request, picture, require_same_texts_without_drafts
+from tests.waiting import eventually
 
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'
 IMAGE_TOKEN = 269
@@ -187,6 +192,37 @@ def test_paths_bytes_arrays_and_data_urls_are_the_same_image(in_chunks: LLM, tmp
     assert len(texts) == 1
 
 
+def test_low_detail_is_512_pixels_squared(in_chunks: LLM) -> None:
+    assert in_chunks.bundle.manifest.vision is not None
+    entry = in_chunks.bundle.manifest.vision.model_copy(update={"max_pixels": 2048**2})
+    reader, url = (
+        ImageReader(entry, RuntimeOptions(), in_chunks.tokenizer.backend),
+        data_url(encoded(picture(1, 1024, 800))),
+    )
+    sizes = []
+    for detail in ("auto", "high", "low"):
+        part = {"type": "image_url", "image_url": {"url": url, "detail": detail}}
+        _, (source,) = reader.take([{"role": "user", "content": [part]}])
+        image = reader.read(source, lambda _, function, *arguments: function(*arguments))
+        sizes.append((image.columns * entry.patch_size, image.rows * entry.patch_size))
+    assert sizes == [(1024, 800), (1024, 800), (576, 448)]
+
+
+def test_images_of_requests_that_have_not_ended_count_against_a_limit(whole: LLM) -> None:
+    prompt, ended, long = Chat(asked(picture(1, 90, 60), "?")), threading.Event(), SamplingParams(ignore_eos=True)
+    with LLM(whole.bundle.folder, max_image_memory=1) as llm:
+
+        def listen(item: StreamOutput) -> None:
+            if item.output is not None:
+                ended.set()
+
+        llm.submit(prompt, long, listen)
+        with pytest.raises(QueueFull, match=r"use \d+ of 1 bytes \(max_image_memory\), and these need \d+"):
+            llm.submit(prompt, long, listen)
+        assert ended.wait(30)
+        assert eventually(lambda: llm.submit(prompt, GREEDY, listen) is not None)
+
+
 def test_the_command_line_reads_images(run: Any, in_chunks: LLM, tmp_path: Path) -> None:
     file = tmp_path / "picture.png"
     picture(30).save(file)
@@ -225,7 +261,11 @@ def test_a_file_that_is_no_good_image_is_refused(in_chunks: LLM, case: str) -> N
     [
         ([{"type": "image", "image": "/etc/hostname"}], {}, "must be a data URL"),
         ([{"type": "image_url", "image_url": {"url": "https://127.0.0.1/a.png"}}], {}, "are not fetched"),
-        ([{"type": "image_url", "image_url": {"url": "data:,", "detail": "low"}}], {}, "detail: must be auto or high"),
+        (
+            [{"type": "image_url", "image_url": {"url": "data:,", "detail": "tiny"}}],
+            {},
+            "detail: must be auto, high or low",
+        ),
         ([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}], {}, "base64"),
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}], {}, "must hold base64"),
         ([{"type": "image", "url": "x"}], {}, "url: is no field"),

@@ -9,12 +9,16 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.servers.http.app import Models, create_app
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.makers import tiny_vision, write_recipe
+from tests.openai.client import Served
+from tests.openai.conftest import serving
+from tests.openai.test_chat_page import browser, opened, say
 
 
 @pytest.fixture(scope="module")
@@ -28,8 +32,12 @@ def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         yield client
 
 
+def image_part(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
 def chat(http: TestClient, url: str) -> Any:
-    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "?"}]
+    content = [image_part(url), {"type": "text", "text": "?"}]
     body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8, "temperature": 0}
     return http.post("/v1/chat/completions", json=body)
 
@@ -95,3 +103,64 @@ def test_a_bad_image_is_the_clients_error(http: TestClient, url: str | None, rea
     answer = chat(http, url or data_url("red", (9000, 9000)))
     assert answer.status_code == 400
     assert reason in answer.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("page")
+    recipe = write_recipe(folder / "vision.toml", target=tiny_vision(folder / "target"), length=200)
+    bundle = build(Recipe.load(recipe), folder / "bundle").folder
+    with serving({"vision": bundle}, ServerConfig(port=0), RuntimeOptions(threads=1)) as running:
+        yield running
+
+
+# Gives the page a file: by an event of this kind, whose field has the files.
+GIVE = """(async () => {
+  const bytes = Uint8Array.from(atob(DATA), character => character.charCodeAt(0)), transfer = new DataTransfer();
+  transfer.items.add(new File([bytes], "a.png", {type: "image/png"}));
+  transfer.items.add(new File(["text"], "a.txt", {type: "text/plain"}));
+  const event = new Event("KIND", {cancelable: true});
+  event.FIELD = transfer;
+  dispatchEvent(event);
+})()"""
+
+
+@browser
+@pytest.mark.parametrize(("kind", "field"), [("drop", "dataTransfer"), ("paste", "clipboardData")])
+def test_the_chat_page_sends_an_image_that_it_gets(served: Served, kind: str, field: str) -> None:
+    url = data_url("red")
+    with opened(served) as page:
+        give = GIVE.replace("DATA", repr(url.partition(",")[2])).replace("KIND", kind).replace("FIELD", field)
+        page.evaluate(give)
+        page.wait_for("images.length === 1")
+        assert page.evaluate("document.querySelectorAll('#images img').length") == 1
+        page.evaluate("$('temperature').value = 0")
+        answer = say(page, "what?")
+        (message, _) = page.evaluate("messages")
+        assert message["content"] == [image_part(url), {"type": "text", "text": "what?"}]
+        body = {"messages": [message], "temperature": 0, "return_token_ids": True}
+        expected = served.ask("/v1/chat/completions", body)[1]["choices"][0]["token_ids"]
+        assert answer["tokens"] == expected[: len(answer["tokens"])]
+        assert page.evaluate("[images.length, document.querySelectorAll('article img').length]") == [0, 1]
+        assert page.errors == []
+
+
+@browser
+def test_an_image_can_be_removed_and_a_large_one_is_made_smaller(served: Served) -> None:
+    with opened(served) as page:
+        page.evaluate("""(async () => {
+          const canvas = document.createElement("canvas"), random = new Uint8Array(65536);
+          [canvas.width, canvas.height] = [3000, 300];
+          const context = canvas.getContext("2d"), noise = context.createImageData(3000, 300);
+          for (let at = 0; at < noise.data.length; at += 65536) {
+            noise.data.set(crypto.getRandomValues(random).subarray(0, noise.data.length - at), at);
+          }
+          context.putImageData(noise, 0, 0);
+          canvas.toBlob(blob => attach([blob]));
+        })()""")
+        page.wait_for("images.length === 1")
+        assert page.evaluate("images[0].slice(0, 15)") == "data:image/jpeg"
+        page.wait_for("document.querySelector('#images img').naturalWidth > 0")
+        assert page.evaluate("document.querySelector('#images img').naturalWidth") == 2048
+        page.evaluate("document.querySelector('#images button').click()")
+        assert page.evaluate("[images.length, $('images').childElementCount]") == [0, 0]

@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.requests.images import ImageReader
+from tandemrt.runtime.requests.images import ImageReader, Source
 from tandemrt.runtime.requests.vision import tower_inputs
 
 ENTRY = VisionEntry(
@@ -84,11 +84,12 @@ def image_file(seed: int) -> bytes:
 
 
 def reader(entry: VisionEntry) -> ImageReader:
-    return ImageReader(entry, RuntimeOptions(), Tokenizer(WordLevel({"": 0, "image": 1}, unk_token="")))
+    tokenizer = Tokenizer(WordLevel({"": 0, "image": 1}, unk_token=""))
+    return ImageReader(entry, RuntimeOptions(), tokenizer)
 
 
 def pixels_of(data: bytes, entry: VisionEntry) -> np.ndarray:
-    image = reader(entry).read(data, lambda _, function, *arguments: function(*arguments))
+    image = reader(entry).read(Source(data), lambda _, function, *arguments: function(*arguments))
     return tower_inputs(image)["pixels"]
 
 
@@ -127,4 +128,4 @@ def test_pixels_of_a_square_equal_those_of_transformers(seed: int) -> None:
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_an_image_whose_white_is_unknown_is_refused(mode: str) -> None:
     with pytest.raises(BadRequest, match=f"must have 8 or 16 bits per colour, received mode '{mode}'"):
-        reader(ENTRY).read(Pillow.new(mode, (40, 40)), lambda *_: None)
+        reader(ENTRY).read(Source(Pillow.new(mode, (40, 40))), lambda *_: None)

@@ -39,7 +39,7 @@ LEFT_OUT = {
     ("calibrate",): {"queue_limit", "profile", "adaptive_draft_tokens"},
     ("check",): {"queue_limit", "profile"}
     | {"grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"}
-    | {"max_images", "max_image_bytes", "max_image_pixels"},
+    | {"max_images", "max_image_bytes", "max_image_pixels", "max_image_memory", "allowed_media_domains"},
     ("export", "triton"): set(),  # has its own --device
 }
 

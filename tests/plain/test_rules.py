@@ -129,6 +129,7 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]]
             "max_prompt_bytes": MANY,
             "max_images": MANY,
             "max_image_pixels": MANY,
+            "max_image_memory": MANY,
             "cache_tokens": MANY,
             "prefill_chunk": MANY,
         },

@@ -112,10 +112,12 @@ def _part(place: str, block: Mapping[str, Any]) -> Part:
     if block["type"] == "text":
         return {"type": "text", "text": block["text"]}
     source = block.get("source")
+    if isinstance(source, Mapping) and source.get("type") == "url":
+        return {"type": "image_url", "image_url": {"url": _string(f"{place}.source", source, "url")}}
     if not isinstance(source, Mapping) or source.get("type") != "base64":
         raise BadRequest(
-            f"{place}.source: must have type base64, media_type and data, received {quoted(source)}; addresses are not "
-            "fetched: send the image itself"
+            f"{place}.source: must have type base64, media_type and data, or type url and url, received "
+            f"{quoted(source)}"
         )
     media, data = (_string(f"{place}.source", source, name) for name in ("media_type", "data"))
     return {"type": "image_url", "image_url": {"url": f"data:{media};base64,{data}"}}
