@@ -20,6 +20,7 @@ class VisionEntry(Record):
             runtime the others. None: the template writes ``image_token``.
         position_rows: 3: a token of an image has positions in time, height and width; 0: it has one, as text has.
         both_ways: the tokens of an image attend to each other, also to later ones.
+        patch_values: numbers per patch that the tower has in memory at once, about.
         patch_size: pixels along a side of a patch.
         merge_size: patches along a side of the square that becomes one token.
         grid_side: learned positions along a side; those of a patch are interpolated.
@@ -34,6 +35,7 @@ class VisionEntry(Record):
     image_end: TokenId | None
     position_rows: Literal[0, 3]
     both_ways: bool
+    patch_values: Size
     patch_size: Size
     merge_size: Size
     grid_side: Size
@@ -48,6 +50,14 @@ class VisionEntry(Record):
     def tokens(self) -> tuple[int, ...]:
         """Tokens of a prompt that an image needs."""
         return tuple(each for each in (self.image_begin, self.image_token, self.image_end) if each is not None)
+
+    def most_tokens(self, length: int) -> int:
+        """Tokens of the largest image that a prompt of fewer than ``length`` tokens holds."""
+        return min(self.max_pixels // self.factor**2, length - 2)
+
+    def working_bytes(self, length: int) -> int:
+        """Memory that the tower takes for such an image besides its weights, about: it computes in float32."""
+        return self.most_tokens(length) * self.merge_size**2 * self.patch_values * 4
 
     @property
     def factor(self) -> int:

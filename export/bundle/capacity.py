@@ -26,8 +26,8 @@ class Capacity:
         memory: of the GPU.
         gpus: number of GPUs that the target is split over. All sizes are those of the first, which also has the draft.
         weights: of all engines.
-        rounds: logits of a step with a full batch, draft probabilities, and states of recurrent
-            layers, copies for the prefix cache included.
+        rounds: logits of a step with a full batch, draft probabilities, states of recurrent layers, copies for the
+            prefix cache included, and what the vision tower needs for the largest image.
         token: keys and values of one token, in all models together.
         tokens: number of tokens that fit into the KV caches.
         requests: number of requests of the bundle's full length that fit.
@@ -74,6 +74,8 @@ def fitting(manifest: Manifest, memory: int, gpus: int | None = None) -> Capacit
         + limits.batch * limits.num_draft_tokens * manifest.vocab * BYTES["float32"]
         + slots * sum(prod(each.resolve({"batch": 1, "slots": 1})) * BYTES[each.dtype] for each in states)
     )
+    if manifest.vision is not None:
+        rounds += manifest.vision.working_bytes(limits.length)
     left = max(0, int(memory * SHARE) - weights - rounds)
     tokens = left // per_token
     row = blocks_of(limits.capacity) * BLOCK_SIZE

@@ -11,9 +11,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.digest import holds_weights
 from tandemrt.engines.bundle.manifest import Delimiter, EngineEntry, EngineName, Limits, Manifest
 from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
 from tandemrt.engines.contract.decoder import Operator, Subgraph
+from tandemrt.engines.contract.dtypes import BYTES
+from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.export.bundle.build import BuildReport
@@ -54,6 +57,8 @@ def print_bundle(
     if everything:
         _print_models(bundle)
     console.print(_limits(manifest))
+    if manifest.vision is not None:
+        console.print(_images(manifest, manifest.vision))
     if everything:
         console.print(_vocabulary(manifest))
     if defaults := _defaults(bundle):
@@ -170,6 +175,18 @@ def _limits(manifest: Manifest) -> Table:
     return _pairs("Limits", values)
 
 
+def _images(manifest: Manifest, vision: VisionEntry) -> Table:
+    length, states = manifest.limits.length, manifest.engines["target"].contract["image_states"]
+    weights = sum(f.size for name, f in manifest.files.items() if name.startswith("vision/") and holds_weights(name))
+    tokens, needs = vision.most_tokens(length), vision.working_bytes(length)
+    values = {
+        "largest image": f"{tokens} tokens of {vision.factor} x {vision.factor} pixels",
+        "memory of the tower": f"{_bytes(weights)} of weights, about {_bytes(needs)} for this image",
+        "memory of its states": _bytes(tokens * int(states.shape[-1]) * BYTES[states.dtype]),
+    }
+    return _pairs("Images", values)
+
+
 def _cache(limits: Limits) -> dict[str, str]:
     if limits.cache_blocks is None:
         return {}
@@ -184,7 +201,7 @@ def _fitting(manifest: Manifest, fits: Capacity) -> Table:
         has = f"{limits.cache_blocks * BLOCK_SIZE}, shared by {limits.batch} slots"
     values = {
         "weights": _bytes(fits.weights),
-        "logits and draft probabilities": _bytes(fits.rounds),
+        "logits, draft probabilities, states, images": _bytes(fits.rounds),
         "keys and values of a token": _bytes(fits.token),
         "tokens that fit": f"{fits.tokens} (this bundle's caches hold {has})",
         "requests that fit": f"{fits.requests} of {limits.length} tokens",

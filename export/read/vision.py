@@ -133,6 +133,7 @@ def _qwen3_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec
         image_end=None,
         position_rows=3,
         both_ways=False,
+        patch_values=_patch_values(fields),
         patch_size=patch,
         merge_size=merge,
         grid_side=isqrt(positions),
@@ -202,6 +203,7 @@ def _gemma3(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
         image_end=_token(config, "eoi_token_index"),
         position_rows=0,
         both_ways=True,
+        patch_values=_patch_values(fields),
         patch_size=patch,
         merge_size=merge,
         grid_side=grid,
@@ -247,6 +249,12 @@ def tower_tensors(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
     return {
         own: replace(checkpoint.tensors[name], name=own) for name, own in names.items() if not _UNUSED_PART.match(own)
     }
+
+
+def _patch_values(fields: Fields) -> int:
+    """A layer holds its input and a norm, and queries, keys, values and their mix, or its MLP twice."""
+    hidden = fields.integer("hidden_size")
+    return 2 * hidden + max(4 * hidden, 2 * fields.integer("intermediate_size"))
 
 
 def _gelu(fields: Fields) -> Literal["none", "tanh"]:

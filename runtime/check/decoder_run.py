@@ -207,15 +207,28 @@ def state_tensors(contract: Contract, tensors: Mapping[str, Any]) -> dict[str, t
 
 
 def _text_inputs(contract: Contract, tensors: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the inputs of a model that reads images for tokens of text, over a linear cache."""
+    """Return the inputs of a model that reads images for tokens of text."""
     ids, states = tensors["token_ids"], contract["image_states"]
-    positions = tensors["write_index"][:, None] + torch.arange(ids.shape[1], device=ids.device)
     return {
-        "positions": positions.expand(3, -1, -1).contiguous(),
-        "image_ends": torch.zeros_like(ids),
+        "positions": _positions(tensors).expand(3, *ids.shape).contiguous(),
         "image_rows": torch.zeros_like(ids),
+        "image_ends": torch.zeros_like(ids),
         "image_states": torch.zeros(1, int(states.shape[-1]), dtype=getattr(torch, states.dtype), device=ids.device),
     }
+
+
+def _positions(tensors: Mapping[str, Any]) -> torch.Tensor:
+    """Return the position of each token of a call, int64 like its ``token_ids``."""
+    ids, index = tensors["token_ids"], tensors["write_index"]
+    runs = tensors.get("prompt_rows", ids[:0])
+    query = (ids.shape[-1] - len(runs)) // len(index) if ids.dim() == 1 else ids.shape[1]
+    windows: torch.Tensor = index[:, None] + torch.arange(query, device=ids.device)
+    if ids.dim() > 1:
+        return windows
+    rows = runs.long().clamp(min=0)  # padding has no row
+    in_run = torch.arange(len(runs), device=ids.device) - tensors.get("prompt_starts", ids)[rows]
+    prompts = tensors.get("prompt_index", ids)[rows] + in_run
+    return torch.cat([windows.flatten(), prompts.where(runs >= 0, 0)])
 
 
 def is_decoder(contract: Contract) -> bool:

@@ -25,6 +25,7 @@ from tandemrt.runtime.check.reference import open_reference, open_reference_unqu
 from tandemrt.runtime.check.replay import check_replay
 from tandemrt.runtime.check.result import CheckResult, passed_if
 from tandemrt.runtime.check.texts import check_texts
+from tandemrt.runtime.check.tower import check_tower
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
@@ -95,6 +96,9 @@ def check_engines(bundle: Bundle, engines: Mapping[str, Engine], threads: int | 
             continue
         yield from run_check(f"logits of {name}", partial(check_decoder, name, engine))
         yield from run_check(f"poisoned cache of {name}", partial(check_poisoned_cache, name, engine, plan))
+    if bundle.manifest.vision is not None:
+        tower = partial(check_tower, bundle, bundle.manifest.vision, engines["vision"], threads)
+        yield from run_check("states of images", tower)
     yield from run_check("verification and drafting", partial(check_operators, engines, limits))
     for name in checked:
         yield from run_check(f"graph replay of {name}", partial(check_replay, name, engines[name], limits, plan))

@@ -134,7 +134,7 @@ def expanded(ids: Sequence[int], images: Sequence[Image], token: int) -> tuple[l
 
 
 @dataclass(frozen=True)
-class Source:
+class ImageSource:
     """An image as a client sent it: ``data`` is a URL, bytes, a path, a PIL image or an array.
 
     ``low``: in few pixels (``detail`` of OpenAI's API).
@@ -163,12 +163,12 @@ class ImageReader:
         """Return the ``text`` of a chat template with the tokens that it leaves to the processor (Gemma 3)."""
         return text.replace(self._begin, self._around) if self._begin else text
 
-    def take(self, messages: Sequence[Any]) -> tuple[list[Any], list[Source]]:
+    def take(self, messages: Sequence[Any]) -> tuple[list[Any], list[ImageSource]]:
         """Return messages with ``{"type": "image"}`` in place of each image, and the images as they were sent.
 
         Messages that are not well-formed are returned as they are. Raises BadRequest for too many images.
         """
-        sources: list[Source] = []
+        sources: list[ImageSource] = []
         without = [self._without(f"messages.{at}.content", message, sources) for at, message in enumerate(messages)]
         if len(sources) > self._options.max_images:
             raise BadRequest(
@@ -177,7 +177,7 @@ class ImageReader:
             )
         return without, sources
 
-    def read(self, image: Source, in_worker: InWorker) -> Image:
+    def read(self, image: ImageSource, in_worker: InWorker) -> Image:
         """Return ``image`` in patches. Bytes are decoded in a worker process. Raises BadRequest."""
         require_pillow()
         from PIL import Image as Pillow
@@ -196,7 +196,7 @@ class ImageReader:
             colours = np.frombuffer(b64decode(encoded), np.uint8).reshape(height, width, 3)
         return Image.of_pixels(colours, entry)
 
-    def _without(self, place: str, message: Any, sources: list[Source]) -> Any:
+    def _without(self, place: str, message: Any, sources: list[ImageSource]) -> Any:
         content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(content, list | tuple) or not any(map(is_image, content)):
             return message
@@ -247,7 +247,7 @@ def is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in PART_TYPES
 
 
-def _source(place: str, part: Mapping[str, Any]) -> Source:
+def _source(place: str, part: Mapping[str, Any]) -> ImageSource:
     """Return the image of {"type": "image_url", "image_url": {"url": ...}} or {"type": "image", "image": ...}."""
     kind = str(part["type"])
     source, detail = part.get(kind), None
@@ -262,4 +262,4 @@ def _source(place: str, part: Mapping[str, Any]) -> Source:
         raise BadRequest(f"{place}.{clipped(unknown[0])}: is no field of a part of type {kind}; leave it out")
     if source is None or (kind == "image_url" and not isinstance(source, str)):
         raise BadRequest(f"{place}.{kind}: must hold an image, received {quoted(source)}")
-    return Source(source, low=detail == "low")
+    return ImageSource(source, low=detail == "low")

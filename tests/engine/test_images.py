@@ -25,6 +25,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest, QueueFull
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.check.run import check_engines
+from tandemrt.runtime.check.tower import check_tower
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.images import ImageReader
@@ -195,11 +196,8 @@ def test_paths_bytes_arrays_and_data_urls_are_the_same_image(in_chunks: LLM, tmp
 def test_low_detail_is_512_pixels_squared(in_chunks: LLM) -> None:
     assert in_chunks.bundle.manifest.vision is not None
     entry = in_chunks.bundle.manifest.vision.model_copy(update={"max_pixels": 2048**2})
-    reader, url = (
-        ImageReader(entry, RuntimeOptions(), in_chunks.tokenizer.backend),
-        data_url(encoded(picture(1, 1024, 800))),
-    )
-    sizes = []
+    reader = ImageReader(entry, RuntimeOptions(), in_chunks.tokenizer.backend)
+    url, sizes = data_url(encoded(picture(1, 1024, 800))), []
     for detail in ("auto", "high", "low"):
         part = {"type": "image_url", "image_url": {"url": url, "detail": detail}}
         _, (source,) = reader.take([{"role": "user", "content": [part]}])
@@ -366,7 +364,32 @@ def test_an_mtp_layer_drafts_after_images(tmp_path: Path) -> None:
         require_same_texts_without_drafts(llm, 8)
 
 
-def test_every_check_passes(in_chunks: LLM) -> None:
-    engines = open_engines(in_chunks.bundle, torch.device("cpu"), 1)
-    results = list(check_engines(in_chunks.bundle, engines, threads=1))
-    assert [result.check for result in results if result.verdict == "fail"] == []
+@pytest.mark.parametrize("opened", ["in_chunks", "paged"])
+def test_every_check_passes(request: pytest.FixtureRequest, opened: str) -> None:
+    bundle = request.getfixturevalue(opened).bundle
+    results = list(check_engines(bundle, open_engines(bundle, torch.device("cpu"), 1), threads=1))
+    assert [result for result in results if result.verdict == "fail"] == []
+    (tower,) = [result for result in results if result.check == "states of images"]
+    assert tower.numbers["tokens"] == 1 + 2 * 5 + 6 * 4
+
+
+def test_the_check_finds_a_tower_that_computes_other_states(in_chunks: LLM) -> None:
+    bundle, engine = in_chunks.bundle, open_engines(in_chunks.bundle, torch.device("cpu"), 1, ["vision"])["vision"]
+
+    class Shifted:
+        device, contract = engine.device, engine.contract
+
+        def bind(self, tensors: dict[str, Any]) -> Any:
+            return engine.bind({**tensors, "positions": tensors["positions"] // 2})
+
+    assert bundle.manifest.vision is not None
+    (result,) = check_tower(bundle, bundle.manifest.vision, Shifted(), 1)  # type: ignore[arg-type]
+    assert result.verdict == "fail"
+
+
+def test_inspect_says_what_images_need(run: Any, in_chunks: LLM) -> None:
+    code, out, err = run("export", "inspect", str(in_chunks.bundle.folder), "--gpu", "1GB")
+    assert code == 0, err
+    assert "24 tokens of 8 x 8 pixels" in out
+    assert re.search(r"memory of the tower +[\d.]+ KB of weights, about 73.7 KB for this image", out)
+    assert re.search(r"memory of its states +9.2 KB", out)

@@ -16,7 +16,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.requests.images import ImageReader, Source
+from tandemrt.runtime.requests.images import ImageReader, ImageSource
 from tandemrt.runtime.requests.vision import tower_inputs
 
 ENTRY = VisionEntry(
@@ -25,6 +25,7 @@ ENTRY = VisionEntry(
     image_end=None,
     position_rows=3,
     both_ways=False,
+    patch_values=1,
     patch_size=16,
     merge_size=2,
     grid_side=48,
@@ -89,7 +90,7 @@ def reader(entry: VisionEntry) -> ImageReader:
 
 
 def pixels_of(data: bytes, entry: VisionEntry) -> np.ndarray:
-    image = reader(entry).read(Source(data), lambda _, function, *arguments: function(*arguments))
+    image = reader(entry).read(ImageSource(data), lambda _, function, *arguments: function(*arguments))
     return tower_inputs(image)["pixels"]
 
 
@@ -128,4 +129,4 @@ def test_pixels_of_a_square_equal_those_of_transformers(seed: int) -> None:
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_an_image_whose_white_is_unknown_is_refused(mode: str) -> None:
     with pytest.raises(BadRequest, match=f"must have 8 or 16 bits per colour, received mode '{mode}'"):
-        reader(ENTRY).read(Source(Pillow.new(mode, (40, 40))), lambda *_: None)
+        reader(ENTRY).read(ImageSource(Pillow.new(mode, (40, 40))), lambda *_: None)

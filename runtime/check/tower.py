@@ -1,0 +1,58 @@
+"""Check a vision tower: the states of random images against the same graph on a CPU in float32."""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.vision import VisionEntry
+from tandemrt.engines.recipe.backends import CPU
+from tandemrt.runtime.check.reference import open_reference
+from tandemrt.runtime.check.result import CheckResult, passed_if
+from tandemrt.runtime.device.backends.base import Engine
+from tandemrt.runtime.requests.images import Image
+from tandemrt.runtime.requests.vision import tower_inputs
+
+# Largest difference of a state as a share of the largest one. A GPU multiplies float32 in TF32.
+_TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}
+_SQUARES = ((1, 1), (2, 5), (6, 4))  # rows and columns of image tokens
+
+
+def check_tower(bundle: Bundle, entry: VisionEntry, engine: Engine, threads: int | None) -> Iterator[CheckResult]:
+    """Compare ``engine`` for images of several shapes."""
+    reference = open_reference(bundle, "vision", threads, {})
+    images = [_image(entry, rows, columns) for rows, columns in _shapes(entry)]
+    expected, states = (list(map(partial(_states, each), images)) for each in (reference, engine))
+    apart = max(float((a - b).abs().max()) for a, b in zip(states, expected, strict=True))
+    share = apart / max(float(each.abs().max()) for each in expected)
+    tolerance, tokens = _TOLERANCE[engine.device.type], sum(image.tokens for image in images)
+    yield CheckResult(
+        "states of images",
+        f"{CPU}, float32",
+        f"{tokens} image tokens at most {share:.1e} of the largest state apart (tolerance {tolerance:.0e})",
+        passed_if(share <= tolerance),
+        {"tolerance": tolerance, "images": len(images), "tokens": tokens, "relative": share},
+    )
+
+
+def _shapes(entry: VisionEntry) -> tuple[tuple[int, int], ...]:
+    return _SQUARES if entry.side is None else ((entry.side // entry.factor,) * 2,)
+
+
+def _image(entry: VisionEntry, rows: int, columns: int) -> Image:
+    size = (rows * entry.factor, columns * entry.factor, 3)
+    return Image.of_pixels(np.random.default_rng(rows).integers(0, 256, size, np.uint8), entry)
+
+
+def _states(engine: Engine, image: Image) -> torch.Tensor:
+    tensors: Mapping[str, Any] = {
+        name: torch.from_numpy(np.ascontiguousarray(array)).to(engine.device)
+        for name, array in tower_inputs(image).items()
+    }
+    width = int(engine.contract["image_states"].shape[-1])
+    states = torch.full((image.tokens, width), float("nan"), device=engine.device)
+    engine.bind({**tensors, "image_states": states}).run()
+    return states.cpu()
