@@ -43,13 +43,13 @@ TILE = 128  # rows that a matmul on a GPU computes at a time: TILE + 1 tokens co
 _LEAST = 16  # tokens of a packed call
 
 
-def capacity(length: int, window: int) -> int:
+def capacity(length: int, slack: int) -> int:
     """Return the tokens of a cache row for a text of ``length`` tokens, prompt included.
 
-    The slack holds the padded end of the last draft window, and the tokens that a finished request's row writes until
-    the host has seen its end.
+    ``slack`` tokens (see ``slack`` below) hold the padded end of the last draft window, and the tokens that a finished
+    request's row writes until the host has seen its end.
     """
-    return length + window + 1
+    return length + slack + 1
 
 
 def slack(kind: str, window: int) -> int:

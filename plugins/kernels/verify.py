@@ -30,7 +30,7 @@ _MAX_ROWS = 32
 
 
 def launch_verify(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "VerifyLaunch":
-    """Bind the operator. Hints: ``filters`` as in Engine.bind, and ``advance``, the tensors of Advance.
+    """Bind the operator. Hints: ``needs_probs`` as in Engine.bind, and ``advance``, the tensors of Advance.
 
     If ``tensors`` has a ``bitmask``, the kernels apply it first, as token_bitmask does.
     """
@@ -39,15 +39,15 @@ def launch_verify(tensors: Tensors, attributes: Mapping[str, Any], context: Cont
         KernelModule.of(context, "verify"),
         tensors,
         _workspace(context),
-        stats=attributes.get("filters", True),
+        stats=attributes.get("needs_probs", True),
         advance=None if advance is None else Advance(**advance),
     )
 
 
 def launch_propose(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> "ProposeLaunch":
-    """Bind the operator; see Launcher in plugins/operators/launch.py. Hint: ``filters``, as in Engine.bind."""
-    filters = attributes.get("filters", True)
-    return ProposeLaunch(KernelModule.of(context, "verify"), tensors, _workspace(context), stats=filters)
+    """Bind the operator; see Launcher in plugins/operators/launch.py. Hint: ``needs_probs``, as in Engine.bind."""
+    needs_probs = attributes.get("needs_probs", True)
+    return ProposeLaunch(KernelModule.of(context, "verify"), tensors, _workspace(context), stats=needs_probs)
 
 
 class VerifyWorkspace:

@@ -12,13 +12,13 @@ from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
 Case = dict[str, np.ndarray]
 
 
-def edge_case_batch(*, vocab: int, window: int, batch: int, seed: int, dtype: str, filters: bool = True) -> Case:
+def edge_case_batch(*, vocab: int, window: int, batch: int, seed: int, dtype: str, needs_probs: bool = True) -> Case:
     """Return a batch with mixed rules, temperatures, filters, seeds, masks and draft lengths.
 
     Edge cases: NaN and infinite logits, rows that are all NaN, masks that allow nothing, draft ids outside of the
     vocabulary. The arrays have the names of the inputs of verification and drafting. Logits are float32 values that
     ``dtype`` represents exactly. Most drafts are sampled from the draft distribution, so that accepted runs of every
-    length occur. ``filters`` False leaves filters and the rejection rule out of every request (see ``Engine.bind``).
+    length occur. ``needs_probs`` False leaves filters and the rejection rule out of every request (see Engine.bind).
     """
     rng = np.random.default_rng([seed, vocab, window])
     rows = window + 1
@@ -38,7 +38,7 @@ def edge_case_batch(*, vocab: int, window: int, batch: int, seed: int, dtype: st
         "position": rng.integers(0, 2**40, batch),
         "rule": rng.integers(0, 2, batch),
     }
-    if not filters:
+    if not needs_probs:
         sampling |= {name: np.zeros_like(sampling[name]) for name in (*FILTERS, "rule")}
     drafts = rng.integers(0, vocab, (batch, window))
     draft_probs = np.zeros((batch, window, vocab), np.float32)

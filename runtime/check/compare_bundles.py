@@ -95,7 +95,7 @@ def score_text(llm: LLM, tokens: Sequence[int]) -> TextScores:
 
 
 def compare_scores(scores: TextScores, other: TextScores, tokens: Sequence[int], name: str) -> Iterator[CheckResult]:
-    """Compare ``found`` with ``other``, the scores of the bundle ``name``."""
+    """Compare ``scores`` with ``other``, the scores of the bundle ``name``."""
     against, count = f"bundle {name}", min(len(scores.logits), len(other.logits)) - 1
     mine, theirs = (each.logits[:count].log_softmax(-1) for each in (scores, other))
     following = torch.tensor(tokens[1 : count + 1])[:, None]

@@ -34,15 +34,15 @@ def check_operators(engines: Mapping[str, Engine], limits: Limits) -> Iterator[C
             for window in drafted(limits.num_draft_tokens):
                 yield _check(f"{name}, window {window}", engine, limits, window, reference_verify)
             yield _check(
-                f"{name}, no filters", engine, limits, limits.num_draft_tokens, reference_verify, filters=False
+                f"{name}, no filters", engine, limits, limits.num_draft_tokens, reference_verify, needs_probs=False
             )
         elif "seed" in inputs:
             yield _check(name, engine, limits, 0, reference_draft)
-            yield _check(f"{name}, no filters", engine, limits, 0, reference_draft, filters=False)
+            yield _check(f"{name}, no filters", engine, limits, 0, reference_draft, needs_probs=False)
 
 
 def _check(
-    name: str, engine: Engine, limits: Limits, window: int, definition: Definition, *, filters: bool = True
+    name: str, engine: Engine, limits: Limits, window: int, definition: Definition, *, needs_probs: bool = True
 ) -> CheckResult:
     vocab, dtype = logits_width(engine.contract), engine.contract["logits"].dtype
     inputs, outputs = ([binding.name for binding in b] for b in (engine.contract.inputs, engine.contract.outputs))
@@ -51,9 +51,11 @@ def _check(
     total = batch * max(1, min(96, affordable) // batch)
     ties, wrong, apart = 0, 0, 0.0
     for seed in range(total // batch):
-        batch_case = edge_case_batch(vocab=vocab, window=window, batch=batch, seed=seed, dtype=dtype, filters=filters)
+        batch_case = edge_case_batch(
+            vocab=vocab, window=window, batch=batch, seed=seed, dtype=dtype, needs_probs=needs_probs
+        )
         case = {key: batch_case[key] for key in inputs}
-        results, expected = run_engine(engine, case, filters=filters), definition(case)
+        results, expected = run_engine(engine, case, needs_probs=needs_probs), definition(case)
         tokens = results[outputs[0]]
         differ = (tokens != expected[0]).reshape(batch, -1).any(axis=1)
         for row in np.flatnonzero(differ):
@@ -67,14 +69,14 @@ def _check(
     draft_probs = f"; draft probabilities at most {apart:.1g} apart" if "draft_probs" in outputs else ""
     return CheckResult(
         name,
-        f"numpy reference, {'rules, filters and' if filters else 'coupled rule,'} masks mixed",
+        f"numpy reference, {'rules, filters and' if needs_probs else 'coupled rule,'} masks mixed",
         f"{total - wrong - ties} of {total} requests equal, {ties} tied at float rounding, {wrong} wrong{draft_probs}",
         passed_if(wrong == 0 and ties <= _TIES * total and apart < 1e-5),
         {"requests": total, "ties": ties, "wrong": wrong, "vocab": vocab, "draft_probs_error": apart},
     )
 
 
-def run_engine(engine: Engine, case: Case, *, filters: bool) -> dict[str, np.ndarray]:
+def run_engine(engine: Engine, case: Case, *, needs_probs: bool) -> dict[str, np.ndarray]:
     """Return the outputs of ``engine`` on ``case``. Elements that it does not write keep a sentinel value."""
     rows = case["logits"].shape
     sizes = {"batch": rows[0], "window": rows[1] - 1, "window+1": rows[1]}
@@ -87,12 +89,12 @@ def run_engine(engine: Engine, case: Case, *, filters: bool) -> dict[str, np.nda
         b.name: torch.full(b.resolve(sizes), _SENTINEL, dtype=getattr(torch, b.dtype), device=engine.device)
         for b in engine.contract.outputs
     }
-    engine.bind({b.name: tensor(b) for b in engine.contract.inputs} | out_tensors, filters=filters).run()
+    engine.bind({b.name: tensor(b) for b in engine.contract.inputs} | out_tensors, needs_probs=needs_probs).run()
     return {name: values.cpu().numpy() for name, values in out_tensors.items()}
 
 
 def is_tie(case: Case, tokens: np.ndarray, definition: Definition) -> bool:
-    """Return whether the definition gives ``found`` after its inputs change by about float32 rounding."""
+    """Return whether the definition gives ``tokens`` after its inputs change by about float32 rounding."""
     rng = np.random.default_rng(0)
     for _ in range(_NUDGES):
         nudge = 1 + 2e-6 * rng.uniform(-1, 1, case["logits"].shape).astype(np.float32)

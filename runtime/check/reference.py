@@ -138,12 +138,12 @@ class RankedReference:
             executors.append(open_float32_steps(bundle.folder, entry.decoder, entry.contract, threads, call, ranks))
         return cls(executors, errors)
 
-    def bind(self, tensors: Mapping[str, Tensor], *, filters: bool = True) -> Call:
+    def bind(self, tensors: Mapping[str, Tensor], *, needs_probs: bool = True) -> Call:
         """See Engine.bind. The caches of the other ranks begin with zeros."""
         cache_names = {source for _, source in self.contract.aliases}
         shared = {name: tensor for name, tensor in tensors.items() if name not in cache_names and name != "features"}
         blocks = {"blocks": tensors[min(cache_names)].shape[0]}
-        calls = [self._executors[0].bind(tensors, filters=filters)]
+        calls = [self._executors[0].bind(tensors, needs_probs=needs_probs)]
         for executor in self._executors[1:]:
             own = {name: torch.zeros(executor.contract[name].resolve(blocks)) for name in sorted(cache_names)}
             calls.append(executor.bind({**shared, **own, "logits": torch.empty(*tensors["logits"].shape)}))

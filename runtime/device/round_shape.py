@@ -11,14 +11,14 @@ class RoundShape(NamedTuple):
     Attributes:
         batch: rows of the calls, slots [0, batch).
         window: drafted tokens per row.
-        filters: see Engine.bind.
+        needs_probs: see Engine.bind.
         keep_probs: whether drafting stores its probabilities (``draft_probs``) for verification.
         prompts: the prompt tokens in the same call; NO_PROMPTS over a linear cache.
     """
 
     batch: int
     window: int
-    filters: bool = False
+    needs_probs: bool = False
     keep_probs: bool = False
     prompts: Packed = NO_PROMPTS
 

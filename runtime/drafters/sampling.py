@@ -78,13 +78,13 @@ class Sampler(ABC):
             with self._masks.following(round_):
                 yield self._masks
 
-    def _bind_sample(self, tensors: dict[str, torch.Tensor], probs: torch.Tensor | None, *, filters: bool) -> Call:
+    def _bind_sample(self, tensors: dict[str, torch.Tensor], probs: torch.Tensor | None, *, needs_probs: bool) -> Call:
         """Bind the call that samples; ``probs`` [rows, width]: where its probabilities go."""
         others = {} if probs is None else {"draft_probs": probs}
         if self._draft.target_ids is not None:
             others["target_ids"] = self._target_ids
         engine = self._draft.engines["propose" if probs is None else "propose_probs"]
-        return engine.bind(tensors | others, filters=filters)
+        return engine.bind(tensors | others, needs_probs=needs_probs)
 
     def _store_probs(self, stored: torch.Tensor, probs: torch.Tensor) -> None:
         """Write ``probs`` [rows, width] into ``stored`` [rows, vocab]; other target tokens get probability 0."""
@@ -139,7 +139,7 @@ class StepSampler(Sampler):
             "token": self.tokens[step, :batch],
         }
         probs = self._step_probs.view(batch, width) if shape.keep_probs else None
-        return self._bind_sample(tensors, probs, filters=shape.filters)
+        return self._bind_sample(tensors, probs, needs_probs=shape.needs_probs)
 
 
 class WindowSampler(Sampler):
@@ -198,4 +198,4 @@ class WindowSampler(Sampler):
             "token": self._draft_tokens.view(rows),
         }
         probs = self._probs.view(rows, width) if shape.keep_probs else None
-        return self._bind_sample(tensors, probs, filters=shape.filters)
+        return self._bind_sample(tensors, probs, needs_probs=shape.needs_probs)

@@ -87,8 +87,8 @@ def _adaptive(loop: EngineLoop) -> set[int]:
 
 
 def _rounds(shapes: Iterable[calls.Shape]) -> Iterator[Round]:
-    for shape, filters in product(shapes, (False, True)):
-        yield Round({}, shape.batch, shape.window, filters, frozenset())
+    for shape, needs_probs in product(shapes, (False, True)):
+        yield Round({}, shape.batch, shape.window, needs_probs, frozenset())
 
 
 def _capture_round(loop: EngineLoop, round_: Round) -> None:
@@ -102,7 +102,7 @@ def _calibrate(loop: EngineLoop, batch: int, window: int) -> None:
 
     Without drafts, only one of ``largest + 1`` rounds runs the draft, so as many are timed.
     """
-    round_ = Round({}, batch, window, filters=False, rules=frozenset())
+    round_ = Round({}, batch, window, needs_probs=False, rules=frozenset())
     with _inputs(loop, round_, mask=0):
         rounds = loop.draft_windows.largest + 1
         for _ in range(0 if window else rounds):
@@ -189,7 +189,7 @@ def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int, *, wind
     each = -(-tokens // prompts)
     chunks = plan([Chunk(slot, 0, each) for slot in range(prompts)], tokens)
     sizes = layout.prompts_of(batch * (window + 1), chunks)
-    round_ = Round({}, batch, window, filters=False, rules=frozenset(), prompts=sizes)
+    round_ = Round({}, batch, window, needs_probs=False, rules=frozenset(), prompts=sizes)
     texts = {chunk.slot: [0] * (each + 1) for chunk in chunks}
     loop.target.write_prompts(chunks, texts, round_.shape)
     loop.drafter.write_prompts(chunks, texts, round_.prompts)

@@ -1,4 +1,4 @@
-"""The engine loop. A step ends and admits requests, then runs one round: draft, score with the target, verify.
+"""The engine loop. A step ends requests, lets others join, and runs one round: draft, score, verify.
 
 There are two schedules. Overlap schedule::
 
@@ -98,7 +98,7 @@ class EngineLoop:
         self._verify_inputs = VerifyInputWriter(
             target.buffers, streams, self._committer.end, metrics, drafter.max_length
         )
-        self._steps = RoundSteps(
+        self._stages = RoundStages(
             target, drafter, lookup, self._verify_inputs, self._committer, streams, metrics, timeline
         )
         target.on_failure(scheduler.fail)
@@ -129,7 +129,7 @@ class EngineLoop:
             if round_.adaptive and not after_commit and self.metrics.prefilled == prefilled:
                 self._observe_duration(last, self._last, time.perf_counter() - started)
         elif last is not None:
-            self._steps.commit(last, self._steps.fetch(None, last))
+            self._stages.commit(last, self._stages.fetch(None, last))
         else:
             self._timeline.pause()
         if self.idle:  # rounds of the warm-up may follow, which use free slots
@@ -148,39 +148,39 @@ class EngineLoop:
 
         With a lookup in the text, the target runs after the commit.
         """
-        steps = self._steps
-        draft_probs = steps.propose(round_) if draft_first else None
-        copied = steps.fetch(round_ if draft_first else None, last)
+        stages = self._stages
+        draft_probs = stages.propose(round_) if draft_first else None
+        copied = stages.fetch(round_ if draft_first else None, last)
         if self.lookup is None:
-            steps.score(round_)
-        steps.commit(last, copied)
+            stages.score(round_)
+        stages.commit(last, copied)
         round_ = round_.unfinished()
         if self.lookup is not None and round_.has_work:
-            round_ = steps.look_up(round_)
-            draft_probs = draft_probs if draft_first else steps.propose(round_)
-            steps.replace_drafts(round_)
-            steps.score(round_)
+            round_ = stages.look_up(round_)
+            draft_probs = draft_probs if draft_first else stages.propose(round_)
+            stages.replace_drafts(round_)
+            stages.score(round_)
         if not round_.rows:
             return None
-        return steps.verify(round_, draft_probs, steps.write_inputs(round_, draft_probs))
+        return stages.verify(round_, draft_probs, stages.write_inputs(round_, draft_probs))
 
     def _synchronous(self, round_: Round, last: VerifiedRound | None, draft_first: bool) -> VerifiedRound | None:
         """Run the target after the host has committed the last round and written masks."""
-        steps = self._steps
-        draft_probs = steps.propose(round_) if draft_first else None
-        copied = steps.fetch(round_ if draft_first else None, last)
-        steps.commit(last, copied)
+        stages = self._stages
+        draft_probs = stages.propose(round_) if draft_first else None
+        copied = stages.fetch(round_ if draft_first else None, last)
+        stages.commit(last, copied)
         round_ = round_.unfinished()
         if not round_.has_work:
             return None
         if not draft_first:
-            round_ = steps.read_text(round_)
-            draft_probs = steps.propose(round_)
-            steps.wait_for_drafts(round_)
-            steps.replace_drafts(round_)
-        drafts = steps.write_inputs(round_, draft_probs) if round_.rows else {}
-        steps.score(round_)
-        return steps.verify(round_, draft_probs, drafts) if round_.rows else None
+            round_ = stages.read_text(round_)
+            draft_probs = stages.propose(round_)
+            stages.wait_for_drafts(round_)
+            stages.replace_drafts(round_)
+        drafts = stages.write_inputs(round_, draft_probs) if round_.rows else {}
+        stages.score(round_)
+        return stages.verify(round_, draft_probs, drafts) if round_.rows else None
 
     def fail(self, error: BaseException) -> bool:
         """End every request in a slot with ``error``, because an engine failed.
@@ -222,7 +222,7 @@ class EngineLoop:
     def _plan_round(self) -> Round:
         """Let waiting requests join free slots, and plan a round for all requests in slots."""
         with self.metrics.timed("prefill"), self._timeline.span("prefill"):
-            joined, failed = self.scheduler.admit(self.slots, self.planner.chunk)
+            joined, failed = self.scheduler.join_ready(self.slots, self.planner.chunk)
             for running in joined:
                 self.metrics.cached += running.cached
                 if not running.preemptions:
@@ -257,7 +257,7 @@ class EngineLoop:
             self.draft_windows.costs.observe(now.batch, now.window, seconds)
 
 
-class RoundSteps:
+class RoundStages:
     """The stages of a round, in order, with metrics; the schedules of EngineLoop call them.
 
     Only ``commit`` and ``wait_for_drafts`` wait for the device.

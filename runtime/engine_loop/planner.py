@@ -144,7 +144,7 @@ def plan_round(
         and not (running.slot in ends and running.replay.waits_for_drafts)
     }
     if not rows:
-        return Round(rows, 0, 0, filters=False, rules=frozenset())
+        return Round(rows, 0, 0, needs_probs=False, rules=frozenset())
     requested = [running.request for running in rows.values()]
     # The last round may not be committed, so a text may be one window longer than the host knows.
     may_fast_forward = frozenset(
@@ -165,7 +165,7 @@ def plan_round(
         rows,
         batch=batch,
         window=min(draft_windows.limit(len(rows)) if may_fast_forward else num_proposed, wanted),
-        filters=any(request.filters for request in requested),
+        needs_probs=any(request.needs_probs for request in requested),
         rules=rules,
         num_proposed=num_proposed,
         mask_drafts=draft_windows.mask_drafts and any(running.constraint.has_grammar for running in rows.values()),

@@ -228,8 +228,8 @@ class TargetRunner:
         if draft_probs is not None:
             tensors["draft_probs"] = draft_probs.view(batch, shape.window, self.vocab)
         if isinstance(engine, AdvancingEngine):
-            return engine.bind_advancing(tensors, self.state.advance_tensors(batch), filters=shape.filters)
-        call = engine.bind(tensors, filters=shape.filters)
+            return engine.bind_advancing(tensors, self.state.advance_tensors(batch), needs_probs=shape.needs_probs)
+        call = engine.bind(tensors, needs_probs=shape.needs_probs)
         return _AdvancingCall(call, self.state, tensors["tokens"], tensors["count"])
 
 

@@ -99,8 +99,7 @@ class Request:
         self.prompt_cached = False  # whether the caches hold all of the prompt that other requests can reuse
         self.synthetic = params.synthetic_acceptance_length  # an argument of verification, which has no such rule
         self.rule = Rule.REJECTION if params.rule == "rejection" else Rule.COUPLED
-        filters = params.filters or self.rule is Rule.REJECTION
-        self.filters = params.temperature > 0 and filters  # the ``filters`` of Engine.bind
+        self.needs_probs = params.temperature > 0 and (params.filters or self.rule is Rule.REJECTION)  # see Engine.bind
         structured = params.structured_outputs
         self.grammar_engine = None if structured is None else choose_engine(structured)
         self.submitted = time.monotonic()

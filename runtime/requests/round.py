@@ -19,7 +19,7 @@ class Round:
         rows: the requests that the round serves, by slot.
         batch: slots [0, batch) are rows of its calls; rows without a request emit nothing.
         window: drafted tokens per row.
-        filters: whether any request uses top-k, top-p or min-p, see Engine.bind.
+        needs_probs: whether any request uses a filter or the rejection rule, see Engine.bind.
         rules: the verification rules of its requests. Rejection reads draft probabilities.
         num_proposed: tokens per row that the drafter proposes; fast-forward tokens may be more.
         prompts: prompt tokens in the packed calls of target and draft; none over a linear cache.
@@ -38,7 +38,7 @@ class Round:
     rows: Mapping[int, RunningRequest]
     batch: int
     window: int
-    filters: bool
+    needs_probs: bool
     rules: frozenset[Rule]
     num_proposed: int = 0
     prompts: Packed = NO_PROMPTS
@@ -53,7 +53,7 @@ class Round:
     @cached_property
     def shape(self) -> RoundShape:
         """The shape of the round's calls, for a drafter that samples from probabilities."""
-        return RoundShape(self.batch, self.window, self.filters, Rule.REJECTION in self.rules, self.prompts)
+        return RoundShape(self.batch, self.window, self.needs_probs, Rule.REJECTION in self.rules, self.prompts)
 
     @property
     def has_work(self) -> bool:

@@ -14,7 +14,7 @@ from tandemrt.runtime.requests.slots import PendingValidations, Slots
 from tandemrt.runtime.workers.clients import Client, ClientLevel, Levels, ServiceOrder
 
 
-class AdmittedRequests(NamedTuple):
+class JoinedRequests(NamedTuple):
     """Requests that joined a slot, and the one after them whose join raised, if any."""
 
     joined: list[RunningRequest]
@@ -45,7 +45,7 @@ class Scheduler:
         self._changed = threading.Condition()
         self._closed = False
         self._loop_error: BaseException | None = None  # ended the engine loop
-        self._out_of_memory = False  # whether the last ``admit`` met a request with too little cache memory
+        self._out_of_memory = False  # whether the last ``join_ready`` met a request with too little cache memory
 
     def submit(self, *requests: QueuedRequest, block: bool) -> None:
         """Queue all requests of one prompt, or none.
@@ -95,7 +95,7 @@ class Scheduler:
         with self._changed:
             self._changed.notify_all()
 
-    def admit(self, slots: Slots, prompt_tokens: int) -> AdmittedRequests:
+    def join_ready(self, slots: Slots, prompt_tokens: int) -> JoinedRequests:
         """Let ready requests join free slots, in fair order; a request whose grammar compiles delays no other.
 
         No more join once the requests in slots have ``prompt_tokens`` tokens to prefill, which is enough for a round:
@@ -111,7 +111,7 @@ class Scheduler:
             if not self._waiting and not self._preempted:
                 self._out_of_memory = False
                 self._changed.notify_all()
-                return AdmittedRequests([], None)
+                return JoinedRequests([], None)
             begun = [*self._in_slots.values(), *(each.request for each in self._preempted)]
             leading = {*begun, *(each.request for each in self._waiting if each.ready)}
             due = [each for each in self._waiting if each.ready or (each.constraints_ready and each.leader in leading)]
@@ -136,7 +136,7 @@ class Scheduler:
             if failed is not None:
                 self._remove(failed[0].request)
             self._changed.notify_all()
-        return AdmittedRequests(joined, failed)
+        return JoinedRequests(joined, failed)
 
     def preempt(self, queued: QueuedRequest) -> None:
         """Queue a preempted request before all others; requests that were preempted earlier are younger."""

@@ -1,4 +1,4 @@
-"""The fields that a parsed request has in both servers."""
+"""The fields that a parsed request has over HTTP and in Triton."""
 
 from dataclasses import dataclass
 

@@ -249,7 +249,7 @@ def test_replay_is_not_applicable_if_only_one_call_fits():
 
 @pytest.mark.parametrize(("gap", "tie"), [(1e-6, True), (1e-2, False)])
 def test_a_difference_within_float32_rounding_is_a_tie(gap, tie):
-    case = edge_case_batch(vocab=40, window=0, batch=1, seed=0, dtype="float32", filters=False)
+    case = edge_case_batch(vocab=40, window=0, batch=1, seed=0, dtype="float32", needs_probs=False)
     case |= {"temperature": np.zeros(1, np.float32), "bitmask": np.full_like(case["bitmask"], -1)}
     case["logits"] = np.zeros_like(case["logits"])
     case["logits"][0, 0, [3, 7]] = 5, 5 + gap

@@ -161,7 +161,7 @@ def test_the_draft_probabilities_of_fast_forward_tokens_are_zero_in_every_slot(
     expected: list[tuple[int, list[int]]] = []
     zeros: list[tuple[int, list[int]]] = []
     with LLM(tiny_bundle, threads=1, draft_masks=True) as llm:
-        write, vocab = llm.loop._steps.write_inputs, llm.bundle.manifest.vocab
+        write, vocab = llm.loop._stages.write_inputs, llm.bundle.manifest.vocab
 
         def observe(round_: Round, draft_probs: Buffer | None) -> dict[int, DraftToVerify]:
             drafts = write(round_, draft_probs)
@@ -172,7 +172,7 @@ def test_the_draft_probabilities_of_fast_forward_tokens_are_zero_in_every_slot(
                     zeros.append((slot, [row for row in range(len(draft.tokens)) if not probs[slot, row].any()]))
             return drafts
 
-        monkeypatch.setattr(llm.loop._steps, "write_inputs", observe)
+        monkeypatch.setattr(llm.loop._stages, "write_inputs", observe)
         params = [SamplingParams(temperature=1.0, seed=1, rule="rejection", **each) for _, each in requests]
         llm.generate([prompt for prompt, _ in requests], params)
     assert zeros == expected

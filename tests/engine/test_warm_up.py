@@ -21,7 +21,7 @@ def test_every_batch_size_runs_with_and_without_filters(tiny_bundle: Path, monke
         verify, shapes = llm.loop.target.verify, set()
 
         def note(round_: Round, draft_probs: Any) -> None:
-            shapes.add((round_.batch, round_.window, round_.filters))
+            shapes.add((round_.batch, round_.window, round_.needs_probs))
             verify(round_, draft_probs)
 
         monkeypatch.setattr(llm.loop.target, "verify", note)

@@ -14,7 +14,7 @@ ROUNDS = st.lists(st.tuples(st.integers(0, ROOM - 1), st.booleans(), st.integers
 
 
 def of_window(window: int) -> Round:
-    return Round({}, 1, window, filters=False, rules=frozenset())
+    return Round({}, 1, window, needs_probs=False, rules=frozenset())
 
 
 def running(tokens: int, prefill_end: int = 0) -> Any:

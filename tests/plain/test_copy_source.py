@@ -112,7 +112,7 @@ def test_copies_do_not_depend_on_how_the_text_is_read(sizes: list[int]) -> None:
 def looked_up(lookup: TextLookup, **fields: object) -> dict[int, list[int]]:
     running = make_running(prompt=[1, 2, 3, 1, 5, 6, 1, 2])
     lookup.join(running)
-    return lookup.copies(Round({0: running}, 1, 4, filters=False, rules=frozenset(), **fields))  # type: ignore[arg-type]
+    return lookup.copies(Round({0: running}, 1, 4, needs_probs=False, rules=frozenset(), **fields))  # type: ignore[arg-type]
 
 
 def test_copies_continue_after_fast_forward_tokens() -> None:
@@ -122,7 +122,7 @@ def test_copies_continue_after_fast_forward_tokens() -> None:
 def test_a_drafter_drafts_where_its_drafts_are_accepted_more_often() -> None:
     lookup, running = TextLookup(1, 2), make_running(prompt=[1, 2, 3, 1])
     lookup.join(running)
-    round_ = Round({0: running}, 1, 4, filters=False, rules=frozenset(), num_proposed=4)
+    round_ = Round({0: running}, 1, 4, needs_probs=False, rules=frozenset(), num_proposed=4)
     assert lookup.copies(round_)
     for _ in range(5):
         lookup.observe(running, 4, 4)

@@ -66,7 +66,7 @@ def requests(waiting: Iterable[QueuedRequest]) -> list[Request]:
 
 
 def joined(scheduler: Scheduler, slots: Slots) -> list[Request]:
-    return [running.request for running in scheduler.admit(slots, MANY).joined]
+    return [running.request for running in scheduler.join_ready(slots, MANY).joined]
 
 
 def test_a_flooding_client_delays_another_by_one_slot_only() -> None:

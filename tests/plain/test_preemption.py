@@ -50,7 +50,7 @@ class Memory:
     def round_in_flight(self) -> VerifiedRound:
         """A round of all requests in slots, which the host has not committed."""
         rows = {running.slot: running for running in self.slots}
-        return VerifiedRound(Round(rows, SLOTS, 0, filters=False, rules=frozenset({Rule.COUPLED})), {}, {})
+        return VerifiedRound(Round(rows, SLOTS, 0, needs_probs=False, rules=frozenset({Rule.COUPLED})), {}, {})
 
     def registered(self, running: RunningRequest) -> int:
         """Blocks of the text that other requests find."""
@@ -159,7 +159,7 @@ def test_a_request_that_is_preempted_before_its_round_is_repeated_keeps_the_plan
     running = memory.join(range(40), window=4)
     running.replay.drop_round(fast_forward=False, waits_for_drafts=False)
     memory.slots.grow = lambda _: False  # type: ignore[method-assign]
-    empty = VerifiedRound(Round({}, SLOTS, 0, filters=False, rules=frozenset()), {}, {})
+    empty = VerifiedRound(Round({}, SLOTS, 0, needs_probs=False, rules=frozenset()), {}, {})
     memory.preemption.reserve_memory(empty)
     assert memory.scheduler._preempted.pop().preempted is running
     assert running.replay.fast_forward is False

@@ -126,7 +126,7 @@ class Reader:
         history=4,
     )
 
-    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Recorder:  # noqa: ARG002
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool = True) -> Recorder:  # noqa: ARG002
         return Recorder(tensors["prompt_state_index"])
 
 

@@ -195,7 +195,7 @@ def test_a_round_has_the_filters_and_rules_of_its_requests(
     slots = filled(1, 1)
     slots.join(make_queued(**params))
     round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
-    assert (round_.filters, round_.rules) == (filters, {Rule.COUPLED} | rules)
+    assert (round_.needs_probs, round_.rules) == (filters, {Rule.COUPLED} | rules)
 
 
 def test_finished_requests_leave_a_round_and_its_calls_do_not_change() -> None:
@@ -205,10 +205,10 @@ def test_finished_requests_leave_a_round_and_its_calls_do_not_change() -> None:
     round_.rows[2].finish(Finish("cancelled"))
     rest = round_.unfinished()
     assert list(rest.rows) == [0, 1]
-    assert (rest.batch, rest.window, rest.filters, rest.rules) == (
+    assert (rest.batch, rest.window, rest.needs_probs, rest.rules) == (
         round_.batch,
         round_.window,
-        round_.filters,
+        round_.needs_probs,
         round_.rules,
     )
 
@@ -320,7 +320,7 @@ def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only
         monkeypatch.setattr(owner, name, run)
 
     for stage in STAGES:
-        note(loop._steps, stage, done)
+        note(loop._stages, stage, done)
     for owner, name in ((streams, "wait_for_copies_on_device"), (target, "adjust"), (target, "verify")):
         note(owner, name, on_device)
     waiting = make_queued(stop=["aaa"])

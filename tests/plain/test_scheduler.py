@@ -139,10 +139,10 @@ class SchedulerModel(RuleBasedStateMachine):
         can_run = [r for r in (self.preempted + due)[: SLOTS - len(self.running)] if not self.follows(r)]
         joined = can_run[:room]
         self.room.count, self.room.asked = room, []
-        admitted, failed = self.scheduler.admit(self.slots, MANY)
+        ran, failed = self.scheduler.join_ready(self.slots, MANY)
         asked = self.room.asked
         assert failed is None
-        assert [running.request for running in admitted] == [waiting.request for waiting in joined]
+        assert [running.request for running in ran] == [waiting.request for waiting in joined]
         assert asked == [needed(r) for r in can_run[: len(asked)]]  # no request overtakes one that lacked memory
         assert asked[:room] == [needed(r) for r in joined]
         self.preempted = [r for r in self.preempted if r not in joined]
@@ -249,11 +249,11 @@ def test_a_blocked_submission_is_queued_or_raises_closed() -> None:
     first = in_thread(lambda: scheduler.submit(make_queued(), block=True))
     time.sleep(0.02)
     assert not first.done()
-    [running] = scheduler.admit(slots, MANY).joined
+    [running] = scheduler.join_ready(slots, MANY).joined
     time.sleep(0.02)
     assert not first.done()
     slots.leave(running.slot)
-    scheduler.admit(slots, MANY)
+    scheduler.join_ready(slots, MANY)
     first.result(5)
     second = in_thread(lambda: scheduler.submit(make_queued(), block=True))
     time.sleep(0.02)
@@ -272,7 +272,7 @@ def test_a_blocked_group_is_not_overtaken_by_smaller_submissions() -> None:
     def one_leaves() -> None:
         if running := [*slots]:
             slots.leave(running[0].slot)
-        scheduler.admit(slots, MANY)
+        scheduler.join_ready(slots, MANY)
         time.sleep(0.02)
 
     one_leaves()
@@ -303,12 +303,12 @@ def test_a_request_whose_join_raises_leaves_the_queue_and_the_next_one_joins(mon
 
     joined = scheduler.join
     monkeypatch.setattr(scheduler, "join", refuse_the_second)
-    first, failed = scheduler.admit(slots, MANY)
+    first, failed = scheduler.join_ready(slots, MANY)
     assert [running.request for running in first] == [sent[0].request]
     assert failed is not None
     assert (failed[0], str(failed[1])) == (sent[1], "no such slot")
     assert (scheduler.waiting, scheduler.running, len(slots)) == (1, 1, 1)
-    assert [running.request for running in scheduler.admit(slots, MANY).joined] == [sent[2].request]
+    assert [running.request for running in scheduler.join_ready(slots, MANY).joined] == [sent[2].request]
 
 
 def test_requests_join_until_their_prompts_fill_a_round() -> None:
@@ -316,14 +316,14 @@ def test_requests_join_until_their_prompts_fill_a_round() -> None:
     sent = [make_queued(prompt=[0] * length) for length in (5, 1, 5, 5, 1)]  # the last token is not prefilled
     for waiting in sent:
         scheduler.submit(waiting, block=False)
-    first = scheduler.admit(slots, 6).joined
+    first = scheduler.join_ready(slots, 6).joined
     assert [running.request for running in first] == [each.request for each in sent[:3]]
-    assert scheduler.admit(slots, 6).joined == []
+    assert scheduler.join_ready(slots, 6).joined == []
     first[0].prefilled = 3
-    assert [running.request for running in scheduler.admit(slots, 6).joined] == [sent[3].request]
+    assert [running.request for running in scheduler.join_ready(slots, 6).joined] == [sent[3].request]
     for running in slots:
         running.prefilled = running.prefill_end
-    assert [running.request for running in scheduler.admit(slots, 6).joined] == [sent[4].request]
+    assert [running.request for running in scheduler.join_ready(slots, 6).joined] == [sent[4].request]
 
 
 class RoomForTheSecond(Turnstile):
@@ -338,20 +338,20 @@ def test_no_request_overtakes_one_that_lacks_cache_memory() -> None:
     scheduler, slots = opened(2, 5, RoomForTheSecond())
     for _ in range(2):
         scheduler.submit(make_queued(), block=False)
-    assert scheduler.admit(slots, MANY).joined == []
+    assert scheduler.join_ready(slots, MANY).joined == []
     assert (scheduler.waiting, scheduler.running) == (2, 0)
-    assert len(scheduler.admit(slots, MANY).joined) == 2
+    assert len(scheduler.join_ready(slots, MANY).joined) == 2
 
 
 def test_free_slots_without_cache_memory_do_not_shorten_the_queue() -> None:
     room = Turnstile(0)
     scheduler, slots = opened(4, 1, room)
     scheduler.submit(make_queued(), block=False)
-    assert scheduler.admit(slots, MANY).joined == []
+    assert scheduler.join_ready(slots, MANY).joined == []
     with pytest.raises(QueueFull):
         scheduler.submit(make_queued(), block=False)
     room.count = None
-    [_] = scheduler.admit(slots, MANY).joined
+    [_] = scheduler.join_ready(slots, MANY).joined
     scheduler.submit(make_queued(), block=False)
 
 
@@ -360,15 +360,15 @@ def test_outputs_of_a_prompt_wait_until_the_leader_has_prefilled_it() -> None:
     first = make_queued()
     second, third = (replace(make_queued(), leader=first.request) for _ in range(2))
     scheduler.submit(first, second, third, block=False)
-    [running] = scheduler.admit(slots, MANY).joined
+    [running] = scheduler.join_ready(slots, MANY).joined
     single = make_queued()
     scheduler.submit(single, block=False)
-    [other] = scheduler.admit(slots, MANY).joined  # two slots are kept for them, a third is free
+    [other] = scheduler.join_ready(slots, MANY).joined  # two slots are kept for them, a third is free
     assert other.request is single.request
     scheduler.submit(make_queued(), block=False)
-    assert scheduler.admit(slots, MANY).joined == []
+    assert scheduler.join_ready(slots, MANY).joined == []
     slots.register_prefix(running, 1)
-    assert [each.request for each in scheduler.admit(slots, MANY).joined] == [second.request, third.request]
+    assert [each.request for each in scheduler.join_ready(slots, MANY).joined] == [second.request, third.request]
 
 
 def test_outputs_of_a_prompt_do_not_wait_for_a_finished_leader() -> None:
@@ -378,7 +378,7 @@ def test_outputs_of_a_prompt_do_not_wait_for_a_finished_leader() -> None:
     first.request.cancel()
     [dropped] = scheduler.drop_queued(time.monotonic())
     first.request.finish(dropped.finish)
-    assert len(scheduler.admit(slots, MANY).joined) == 1
+    assert len(scheduler.join_ready(slots, MANY).joined) == 1
 
 
 @pytest.mark.parametrize("timeout_s", [None, 1e9, 1e300])

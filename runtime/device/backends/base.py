@@ -17,11 +17,11 @@ class Engine(Protocol):
     device: torch.device
     capturable: bool  # whether CUDA graphs can capture its runs, because they only enqueue work
 
-    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool = True) -> Call:
         """Bind every input and output of the contract by name.
 
-        ``filters`` False: no request in the call uses a filter or the rejection rule. The engine then needs only the
-        largest score, no probabilities.
+        ``needs_probs`` False: no request in the call uses a filter or the rejection rule, so that the largest score is
+        enough.
 
         Outputs that the contract aliases to an input share its memory and are left out. The tensors must be contiguous,
         on the engine's device, and outlive the call. Raises InternalError if a tensor does not fit the contract.
@@ -50,7 +50,7 @@ class AdvancingEngine(Engine, Protocol):
     """A verification engine that can also do the work of SlotState.advance."""
 
     def bind_advancing(
-        self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, filters: bool = True
+        self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, needs_probs: bool = True
     ) -> Call:
         """Bind as ``bind`` does; a run also updates ``moving`` (SlotState.advance_tensors) like SlotState.advance."""
 

@@ -135,16 +135,6 @@ class Nfa:
         """Return the states after the transitions from ``state`` that read no character and have no condition."""
         return self._epsilon[state]
 
-    def epsilon_closure(self, states: Iterable[int]) -> frozenset[int]:
-        """Return ``states`` and all states that epsilon transitions without conditions reach."""
-        reached, pending = set(), list(states)
-        while pending:
-            state = pending.pop()
-            if state not in reached:
-                reached.add(state)
-                pending += self._epsilon[state]
-        return frozenset(reached)
-
     def ranges(self) -> list[Range]:
         return [pair for steps in self._steps for ranges, _ in steps for pair in ranges]
 

@@ -14,7 +14,7 @@ _EMPTY = ""  # the expression that matches only the empty text; None matches no 
 
 @lru_cache(maxsize=256)
 def complement(patterns: tuple[str, ...]) -> str | None:
-    """Return an expression for the texts that contain no match of ``found``, or None if there is no such text.
+    """Return an expression for the texts that contain no match of ``patterns``, or None if there is no such text.
 
     Raises UnsupportedPattern if the result would be too large.
     """
@@ -24,7 +24,7 @@ def complement(patterns: tuple[str, ...]) -> str | None:
 
 @lru_cache(maxsize=256)
 def without_conditions(pattern: str) -> str | None:
-    """Return an expression for the texts that contain a match of ``found``, without lookaheads and the like.
+    """Return an expression for the texts that contain a match of ``pattern``, without lookaheads and the like.
 
     Returns None if there is no such text. Raises UnsupportedPattern if the result would be too large.
     """

@@ -306,7 +306,7 @@ class Expander:
         return options
 
     def complement(self, expressions: list[str], place: str) -> str | None:
-        """Return ``regex.complement`` of ``found``. Raises UnsupportedSchema."""
+        """Return ``regex.complement`` of ``expressions``. Raises UnsupportedSchema."""
         try:
             self._spend(max(COMPLEMENT_STEPS, complement_size(tuple(expressions))), place)
             return complement(tuple(expressions))

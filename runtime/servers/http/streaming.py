@@ -21,17 +21,17 @@ class WholeAnswer(Response):
     """Sends the JSON text of an answer.
 
     Args:
-        held: closed when the client has taken all of it.
+        resources: closed when the client has taken all of it.
     """
 
     media_type = "application/json"
 
     def __init__(self, body: bytes, resources: ExitStack) -> None:
         super().__init__(body)
-        self._held = resources
+        self._resources = resources
 
     async def __call__(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        with self._held:
+        with self._resources:
             await _deliver({"type": "http.response.start", "status": 200, "headers": self.raw_headers}, send)
             for part in _parts(bytes(self.body)):
                 await _deliver({"type": "http.response.body", "body": part, "more_body": True}, send)
@@ -44,7 +44,7 @@ class EventStream(StreamingResponse):
     Args:
         first: deltas that were already taken from ``stream``.
         share: counts events until the client has taken them.
-        held: closed when the response ends.
+        resources: closed when the response ends.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class EventStream(StreamingResponse):
         resources: ExitStack,
     ) -> None:
         self._stream = stream
-        self._held = resources
+        self._resources = resources
         parts = _event_parts(stream, first, writer, share)
         super().__init__(parts, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
@@ -65,7 +65,7 @@ class EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
         finally:
             self._stream.cancel()
-            self._held.close()
+            self._resources.close()
 
 
 async def _event_parts(

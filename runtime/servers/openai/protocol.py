@@ -81,7 +81,7 @@ class RequestFields(Section):
 
     ``user`` shares what its address gets (Client.user). ``request_id`` is vLLM's: the response has it as its id.
     ``store`` and ``metadata`` have no effect: nothing is stored. Nor have ``prompt_cache_key``,
-    ``prompt_cache_retention`` and ``safety_identifier``: all requests share cached prefixes.
+    ``prompt_cache_retention`` and ``safety_identifier``: ``cache_salt`` decides which requests share cached prefixes.
     """
 
     model: StrictStr | None = None

@@ -23,6 +23,6 @@ class DeferredEngine:
     def _graph(self) -> OnnxRuntimeEngine:
         return self._open_graph()
 
-    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool = True) -> Call:
         """See Engine.bind."""
-        return self._graph.bind(tensors, filters=filters)
+        return self._graph.bind(tensors, needs_probs=needs_probs)

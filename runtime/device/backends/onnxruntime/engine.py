@@ -76,8 +76,8 @@ class OnnxRuntimeEngine:
             raise BadBundle(f"{path}: bindings differ from the contract: {'; '.join(differences)}; build it again")
         return cls(session, contract, device, initializers)
 
-    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "OnnxRuntimeCall":  # noqa: ARG002
-        """See Engine.bind; the graph ignores ``filters``. Aliased outputs share the memory of their input."""
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool = True) -> "OnnxRuntimeCall":  # noqa: ARG002
+        """See Engine.bind; the graph ignores ``needs_probs``. Aliased outputs share the memory of their input."""
         check_tensors(self.contract, tensors, self.device)
         binding = self.session.io_binding()
         mirrors = {name: tensors[name].cpu() for name in self._host_inputs}

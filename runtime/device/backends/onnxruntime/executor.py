@@ -95,13 +95,13 @@ class Executor:
         context = Context(device, bundle.kernels_dir, threads, sizes, entry.batch_invariant, ranks)
         return cls(decoder, contract, subgraphs, constants, context, calls_of(bundle))
 
-    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "Steps":  # noqa: ARG002
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool = True) -> "DecoderCall":  # noqa: ARG002
         """See Engine.bind. Raises InternalError for a call that is too large for the intermediate buffers."""
         sizes = check_tensors(self.contract, tensors, self.device)
         named = {**tensors, **self._constants, **self._between(sizes)}
         for output, source in self._buffers.in_place_of.items():
             named[output] = named[source]
-        return Steps([partial(self._bind_step, step, named) for step in self._decoder.steps])
+        return DecoderCall([partial(self._bind_step, step, named) for step in self._decoder.steps])
 
     def _bind_step(self, step: Step, named: Mapping[str, torch.Tensor]) -> Call:
         """Bind a step, or reuse a bound one: most steps depend only on the number of tokens of a call."""
@@ -139,7 +139,7 @@ def _call(function: Callable[[], Any]) -> Any:
     return function()
 
 
-class Steps:
+class DecoderCall:
     """A call of a decoder. Each step is bound when it first runs, while the device computes the previous step."""
 
     def __init__(self, binders: Sequence[Callable[[], Call]]) -> None:

@@ -26,18 +26,18 @@ class GreedyVerification(DeferredEngine):
     The first batch that is not greedy opens the graph.
     """
 
-    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> Call:
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool = True) -> Call:
         """See Engine.bind."""
-        return self.bind_advancing(tensors, {}, filters=filters)
+        return self.bind_advancing(tensors, {}, needs_probs=needs_probs)
 
     def bind_advancing(
-        self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, filters: bool = True
+        self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, needs_probs: bool = True
     ) -> Call:
         """See AdvancingEngine.bind_advancing."""
         check_tensors(self.contract, tensors, self.device)
         arrays = {name: array_of(tensor) for name, tensor in tensors.items()}
         advance = {name: array_of(tensor) for name, tensor in moving.items()}
-        return _GreedyCall(lambda: self._graph.bind(tensors, filters=filters), arrays, advance)
+        return _GreedyCall(lambda: self._graph.bind(tensors, needs_probs=needs_probs), arrays, advance)
 
 
 class _GreedyCall:

@@ -41,9 +41,9 @@ class KernelEngine:
         kind = AdvancingKernelEngine if name.startswith("verify") else KernelEngine
         return kind(WEIGHTLESS_ENGINES[name], bundle.contract(name), context)
 
-    def bind(self, tensors: Tensors, *, filters: bool = True) -> Call:
+    def bind(self, tensors: Tensors, *, needs_probs: bool = True) -> Call:
         """See Engine.bind."""
-        return self._bound(tensors, {"filters": filters})
+        return self._bound(tensors, {"needs_probs": needs_probs})
 
     def _bound(self, tensors: Tensors, hints: Mapping[str, Any]) -> Call:
         check_tensors(self.contract, tensors, self.device)
@@ -53,6 +53,6 @@ class KernelEngine:
 class AdvancingKernelEngine(KernelEngine):
     """Verification whose kernel also advances the slots; see AdvancingEngine."""
 
-    def bind_advancing(self, tensors: Tensors, moving: Tensors, *, filters: bool = True) -> Call:
+    def bind_advancing(self, tensors: Tensors, moving: Tensors, *, needs_probs: bool = True) -> Call:
         """See AdvancingEngine.bind_advancing."""
-        return self._bound(tensors, {"filters": filters, "advance": moving})
+        return self._bound(tensors, {"needs_probs": needs_probs, "advance": moving})

@@ -107,9 +107,9 @@ class RankedEngine:
             raise
         return cls(executor, processes, cuda_graphs=cuda_graphs)
 
-    def bind(self, tensors: Mapping[str, torch.Tensor], *, filters: bool = True) -> "RankedCall":
+    def bind(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool = True) -> "RankedCall":
         """See Engine.bind."""
-        steps = self._executor.bind(tensors, filters=filters)
+        steps = self._executor.bind(tensors, needs_probs=needs_probs)
         inputs = {binding.name: tensors[binding.name] for binding in self._inputs}
         graphed = self._cuda_graphs and len(tensors["token_ids"]) <= _MAX_GRAPH_TOKENS
         sizes = tuple(size for tensor in inputs.values() for size in tensor.shape)

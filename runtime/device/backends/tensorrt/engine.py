@@ -56,8 +56,8 @@ class TensorRtEngine:
         key = bundle.manifest.files[bundle.engine(name).files[0]].sha256
         return cls(trt, engine, name, contract, device, key=key, narrow=narrow)
 
-    def bind(self, tensors: Tensors, *, filters: bool = True) -> "TensorRtCall":  # noqa: ARG002
-        """See Engine.bind. Plugins ignore ``filters``. Aliased outputs are bound to their input's memory."""
+    def bind(self, tensors: Tensors, *, needs_probs: bool = True) -> "TensorRtCall":  # noqa: ARG002
+        """See Engine.bind. Plugins ignore ``needs_probs``. Aliased outputs are bound to their input's memory."""
         check_tensors(self.contract, tensors, self.device)
         shapes = tuple((b.name, tuple(tensors[b.name].shape)) for b in self.contract.inputs)
         profile = self._contexts.profile(shapes)
