@@ -8,6 +8,35 @@ from tandemrt.engines.contract.operators import SCHEMAS, Schema, T
 EVERY = pytest.mark.parametrize("schema", SCHEMAS.values(), ids=list(SCHEMAS))
 
 
+ROW_DEPENDENT = {  # operators whose results for a token may depend on other tokens of the call
+    "token_bitmask",
+    "adjust_logits",
+    "verify_draft",
+    "verify_draft_probs",
+    "sample_draft",
+    "latent_attention",
+    "int4_int8_matmul",
+    "tiled_matmul",
+    "decode_attention",
+}
+NEEDS_FLOAT8 = {
+    "float8_window_attention",
+    "float8_matmul",
+    "quantize_tokens",
+    "scaled_matmul",
+    "quantized_swiglu",
+    "quantized_norm",
+}
+
+
+def test_these_operators_are_not_batch_invariant_and_these_need_a_gpu_with_float8() -> None:
+    assert {schema.name for schema in SCHEMAS.values() if not schema.batch_invariant} == ROW_DEPENDENT
+    newer = {
+        schema.name: schema.compute_capability for schema in SCHEMAS.values() if schema.compute_capability > (8, 0)
+    }
+    assert newer == dict.fromkeys(NEEDS_FLOAT8, (8, 9))
+
+
 @EVERY
 def test_every_tensor_has_a_name_of_its_own_and_a_known_dtype(schema: Schema) -> None:
     for bindings in (schema.inputs, schema.outputs):

@@ -237,6 +237,48 @@ CHOICES: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]
 ]
 
 
+# Fields whose default is neither None, False, 0 nor empty.
+DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
+    SamplingParams: {
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "repetition_penalty": 1.0,
+        "skip_special_tokens": True,
+        "logprobs_mode": "processed",
+        "n": 1,
+        "rule": "coupled",
+    },
+    StructuredOutputs: {"whitespace": "bounded", "disable_additional_properties": True},
+    RuntimeOptions: {
+        "queue_limit": 256,
+        "grammar_timeout_s": 10.0,
+        "fill_timeout_s": 0.1,
+        "max_grammar_bytes": 256 << 10,
+        "prompt_timeout_s": 10.0,
+        "max_images": 16,
+        "max_image_bytes": 20 << 20,
+        "max_image_pixels": 50_000_000,
+        "generation_config": True,
+        "prefix_caching": True,
+        "cuda_graphs": True,
+    },
+    RecipeLimits: {"batch": 8, "length": 2048},
+    Reasoning: {},
+    models.Target: {"dtype": "float32"},
+    models.ModelDraft: {"temperature_scale": 1.0},
+    models.HeadDraft: {"temperature_scale": 1.0},
+    models.NgramDraft: {"num_draft_tokens": 4, "ngram_min": 2, "ngram_max": 4},
+    models.NoDraft: {"num_draft_tokens": 4},
+    OnnxRuntimeCuda: {
+        "cache": "paged",
+        "tensor_parallel": 1,
+        "compute_capabilities": ("8.0", "8.6", "8.9", "9.0", "10.0", "12.0"),
+    },
+    TensorRt: {"layers": "native", "hardware_compatibility": "none", "optimization_level": 3},
+    TensorRtRtx: {},
+}
+
+
 def refusal(record: type[BaseModel], values: dict[str, Any]) -> str:
     """Return the error for ``values``, "" if they are accepted."""
     try:
@@ -288,6 +330,12 @@ def test_every_choice_is_accepted_and_no_other(
     for other in (f"{first}x", str(first)[:-1], 3):
         message = refusal(record, needed | {field: [other] if listed else other})
         assert f"{field}{'.0' if listed else ''}: must be " in message
+
+
+@pytest.mark.parametrize("record", DEFAULTS)
+def test_a_field_that_is_left_out_has_this_default(record: type[BaseModel]) -> None:
+    defaults = {name: rule.get_default() for name, rule in record.model_fields.items() if not rule.is_required()}
+    assert {name: value for name, value in defaults.items() if value} == DEFAULTS[record]
 
 
 LIMITS = {
