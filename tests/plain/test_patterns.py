@@ -420,3 +420,14 @@ def test_letters_of_either_case_are_bounded_over_all_sets_of_a_pattern():
     with pytest.raises(UnsupportedPattern, match=r"\(\?i\) with more than 100000 letters in sets"):
         patterns.fullmatch_expression("(?i)" + "[\u0100-\u0500]" * (most + 1))
     assert patterns.fullmatch_expression("[\u0100-\u0500]" * (most + 1)), "none of them is case-insensitive"
+
+
+@pytest.mark.parametrize("shape", ["{}", "(?:{})b", "^(?:{})$"])
+def test_a_pattern_has_few_branches_with_anchors(shape: str) -> None:
+    most, more = (
+        shape.format("|".join(f"^{number}" for number in range(count)))
+        for count in (patterns.MAX_BRANCHES, patterns.MAX_BRANCHES + 1)
+    )
+    assert patterns.search_expression(most)
+    with pytest.raises(UnsupportedPattern, match="anchors in more than a few groups"):
+        patterns.search_expression(more)

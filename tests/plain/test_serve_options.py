@@ -1,5 +1,6 @@
 """Every option of ``tandemrt serve`` reaches the server's configuration, and one that is left out has its default."""
 
+import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
@@ -8,10 +9,13 @@ import pytest
 from typer.testing import CliRunner
 
 from tandemrt.cli import app
+from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.cli import serve
 from tandemrt.runtime.servers.http import addresses
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tandemrt.runtime.servers.http.connections import allow_connections
+from tests.plain.test_bundle import write_bundle
 
 # field of the configuration: the option, the value it is given, and what the field becomes
 OPTIONS: dict[str, tuple[str, str, Any]] = {
@@ -82,3 +86,27 @@ def test_a_key_in_the_environment_is_used_without_the_option(
     for arguments in ([], ["--api-key", "of the option"]):
         CliRunner().invoke(app, ["serve", "bundle", *arguments])
     assert [config.api_key for config in configured] == ["of the environment", "of the option"]
+
+
+@pytest.mark.parametrize(
+    ("models", "device", "imported"),
+    [
+        (["sample"], None, []),
+        (["sample"], "cpu", []),
+        (["a=sample"], "cuda", ["torch"]),
+        (["missing"], "cuda", []),
+        (["missing", "a=sample", "b=sample"], "cuda", ["torch"]),
+    ],
+)
+def test_torch_is_imported_early_for_a_gpu_only(
+    models: list[str], device: str | None, imported: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_bundle(tmp_path / "sample")
+    monkeypatch.chdir(tmp_path)
+    modules: list[str] = []
+    monkeypatch.setattr(serve, "import_module", modules.append)
+    serve._import_for_gpu(models, RuntimeOptions(device=device))
+    for thread in threading.enumerate():
+        if thread.name == "tandemrt-import":
+            thread.join()
+    assert modules == imported
