@@ -16,6 +16,7 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.dtypes import ONNX
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.export.graph.inference import infer
+from tandemrt.plugins.operators.constants import DOMAIN
 
 OPSET = 24  # the first opset with Attention over a padded cache and with TensorScatter
 IR_VERSION = 11
@@ -200,9 +201,10 @@ class GraphBuilder:
         yield
         self._scope.pop()
 
-    def add_function(self, function: ir.Function) -> None:
-        """Add a model-local body for nodes of another domain, once."""
-        self._functions.setdefault(function.identifier(), function)
+    def add_function(self, name: str, build: Callable[[], ir.Function], overload: str = "") -> None:
+        """Add the body of an operator of the project, which ``build`` returns, for the first of its nodes."""
+        if (identifier := (DOMAIN, name, overload)) not in self._functions:
+            self._functions[identifier] = build()
 
     def model(self, functions: Sequence[ir.Function] = ()) -> ir.Model:
         """Close the graph. ``functions`` are further bodies for nodes of other domains."""

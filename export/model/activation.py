@@ -64,7 +64,7 @@ def joined_matmul_and_kernel(
     """Append as joined_matmul_and_swiglu does if a C compiler builds the operator's kernel here, in float32."""
     if gate is None or kind != "silu" or w.dtype != "float32" or library() is None:
         return joined_matmul(b, x, w, gate, up, kind=kind, layer=layer)
-    b.add_function(swiglu())
+    b.add_function("swiglu", swiglu)
     return joined_matmul_and_swiglu(b, x, w, gate, up, kind=kind, layer=layer)
 
 

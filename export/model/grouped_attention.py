@@ -7,6 +7,7 @@ tokens of several rows. A draft window over a batch is then a loop over its toke
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import onnx_ir as ir
@@ -289,7 +290,8 @@ class GroupedAttention:
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
     ) -> tuple[ir.Value, ...]:
         """Append the operator of the project: it rotates, writes the cache and attends."""
-        b.add_function(decode_attention(() if self.image_ends is None else ("ends",)))
+        optional = () if self.image_ends is None else ("ends",)
+        b.add_function("decode_attention", partial(decode_attention, optional))
         cache = (w.dtype, dims_of(past.key))
         no_table = None
         if attention.rope is None:  # a row of no values per position: the operator in standard operators gathers them

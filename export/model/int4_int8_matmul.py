@@ -1,6 +1,7 @@
 """Matmuls with weights of 4 to 6 bits on a CPU, by the project's operator ``int4_int8_matmul``."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import onnx_ir as ir
 
@@ -27,5 +28,5 @@ def int4_int8_matmul(
         width=width,
     )
     b.nodes[-1].overload = overload
-    b.add_function(int4_int8.int4_int8_matmul(kinds, overload))
+    b.add_function("int4_int8_matmul", partial(int4_int8.int4_int8_matmul, kinds, overload), overload)
     return matmul

@@ -11,5 +11,5 @@ def tiled_matmul(b: GraphBuilder, x: ir.Value, weight: ir.Value, *, width: int) 
     """Return x @ weight.T, [..., width], for ``x`` [..., inner] and ``weight`` of Weights.tiles."""
     outputs = [("float32", (*dims_of(x)[:-1], width))]
     (matmul,) = b.custom("tiled_matmul", x, weight, domain=DOMAIN, outputs=outputs, width=width)
-    b.add_function(tiled.tiled_matmul())
+    b.add_function("tiled_matmul", tiled.tiled_matmul)
     return matmul

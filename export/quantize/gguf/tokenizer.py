@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers.normalizers import NFC
+
 from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped
 from tandemrt.engines.validation.extras import pip_install
 
@@ -23,16 +25,17 @@ def write_tokenizer(file: Path, metadata: Mapping[str, Any], folder: Path) -> No
         raise BackendUnavailable(f"the tokenizer of a GGUF file needs transformers: {pip_install('gguf')}") from error
     try:
         # AutoTokenizer would read the metadata twice, to choose a class.
-        PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name).save_pretrained(folder)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name)
+        if metadata.get("tokenizer.ggml.pre") == "qwen2":
+            tokenizer.backend_tokenizer.normalizer = NFC()
+        tokenizer.save_pretrained(folder)
     except Exception as error:
         raise BadCheckpoint(f"{file}: transformers cannot read the tokenizer: {clipped(error)}") from error
-    path = folder / "tokenizer.json"
-    stored = json.loads(path.read_text(encoding="utf-8"))
-    if metadata.get("tokenizer.ggml.pre") == "qwen2":
-        stored["normalizer"] = {"type": "NFC"}
     if str(metadata["general.architecture"]).startswith("gemma") and "tokenizer.ggml.scores" in metadata:
+        path = folder / "tokenizer.json"
+        stored = json.loads(path.read_text(encoding="utf-8"))
         stored["model"]["merges"] = _sorted_merges(stored["model"], metadata)
-    path.write_text(json.dumps(stored, ensure_ascii=False), encoding="utf-8")
+        path.write_text(json.dumps(stored, ensure_ascii=False), encoding="utf-8")
 
 
 def _sorted_merges(model: dict[str, Any], metadata: Mapping[str, Any]) -> list[list[str]]:
