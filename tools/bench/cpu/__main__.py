@@ -2,6 +2,7 @@
 
 python -m tools.bench.cpu                           # random weights of SmolLM2-135M's shape
 python -m tools.bench.cpu --checkpoint FOLDER       # a Llama-like checkpoint with tokenizer.json
+python -m tools.bench.cpu --gguf FILE               # a GGUF file as it is, beside llama.cpp
 python -m tools.bench.cpu --only tandemrt --only genai --repeats 5
 python -m tools.bench.cpu.tables FIGURES docs/data  # the tables of docs/benchmarks.md from a file of --json
 
@@ -23,9 +24,10 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
+from tandemrt.export.quantize.gguf.checkpoint import read_gguf
 from tools.bench.cpu.environments import Environment, prepare
 from tools.bench.cpu.measures import Measure, measures
-from tools.bench.cpu.models import ENTRANTS, Entrant, make, random_checkpoint
+from tools.bench.cpu.models import ENTRANTS, Entrant, gguf_entrants, make, random_checkpoint
 from tools.bench.cpu.process import Worker
 from tools.bench.cpu.results import Results, agreement, markdown
 
@@ -36,6 +38,7 @@ Step = Callable[[str], None]
 
 def main(
     checkpoint: Annotated[Path | None, typer.Option(help="A checkpoint folder; default: random weights.")] = None,
+    gguf: Annotated[Path | None, typer.Option(help="A GGUF file, which only llama.cpp and we read as it is.")] = None,
     cache: Annotated[Path, typer.Option(help="Where environments and models are kept.")] = CACHE,
     only: Annotated[list[str] | None, typer.Option(help="An engine to measure; may be repeated.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Measured runs of each kind, after one to warm up.")] = 3,
@@ -45,9 +48,12 @@ def main(
 ) -> None:
     """Measure and print the tables in Markdown."""
     cache.mkdir(parents=True, exist_ok=True)
-    model = checkpoint or random_checkpoint(cache / "smollm2-135m-random")
-    vocab = int(json.loads((model / "config.json").read_text())["vocab_size"])
-    entrants = [each for each in ENTRANTS if not only or each.engine in only]
+    if gguf is not None:
+        model, vocab = gguf, int(read_gguf(gguf).config["vocab_size"])
+    else:
+        model = checkpoint or random_checkpoint(cache / "smollm2-135m-random")
+        vocab = int(json.loads((model / "config.json").read_text())["vocab_size"])
+    entrants = [each for each in (gguf_entrants(gguf) if gguf else ENTRANTS) if not only or each.engine in only]
     results = Results()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress, ExitStack() as stack:
         task = progress.add_task("", total=len(entrants) * (repeats + 2))
@@ -68,7 +74,7 @@ def main(
     for quantized in (False, True):
         if table := markdown(results, kinds, quantized=quantized):
             print(table, end="\n\n")
-    for name in ("autoregressive", "streams", "speculation"):
+    for name in () if gguf else ("autoregressive", "streams", "speculation"):
         print(f"same text, {name}: {agreement(results, name)} float32 engines")
     for entrant, why in results.left_out.items():
         print(f"left out: {entrant}: {why}")
@@ -77,6 +83,7 @@ def main(
     if out is not None:
         command = ["python -m tools.bench.cpu", *(f"--only {each}" for each in only or ())]
         command += [f"--checkpoint {checkpoint.name}"] if checkpoint else []
+        command += [f"--gguf {gguf.name}"] if gguf else []
         origin = {"command": " ".join([*command, f"--repeats {repeats}"]), "machine": _machine(threads)}
         versions = {engine: environment.version(engine) for engine, environment in environments.items()}
         out.write_text(json.dumps(origin | {"versions": versions} | results.to_json(), indent=2) + "\n")

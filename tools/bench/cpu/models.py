@@ -45,6 +45,11 @@ ENTRANTS = (
 )
 
 
+def gguf_entrants(file: Path) -> tuple[Entrant, ...]:
+    """Return the engines that read a GGUF file as it is."""
+    return Entrant("tandemrt", file.name), Entrant("llama_cpp", file.name)
+
+
 def random_checkpoint(folder: Path) -> Path:
     """Write a checkpoint of SmolLM2-135M's shape with random weights, once."""
     if not (folder / "tokenizer.json").is_file():
@@ -56,7 +61,7 @@ def random_checkpoint(folder: Path) -> Path:
 def make(entrant: Entrant, environment: Environment, checkpoint: Path, folder: Path) -> str:
     """Return the model for the worker of ``entrant``, converted in ``folder`` if missing.
 
-    Raises OSError or ValueError.
+    ``checkpoint``: a folder, or a file for ``gguf_entrants``. Raises OSError or ValueError.
     """
     converters = {"tandemrt": _bundle, "genai": _genai, "openvino": _gguf, "llama_cpp": _gguf}
     if entrant.engine not in converters:
@@ -73,7 +78,8 @@ def _bundle(form: str, environment: Environment, checkpoint: Path, out: Path) ->
         f'[limits]\nbatch = {BATCH}\nlength = {LENGTH}\n[backend]\nname = "onnxruntime-cpu"\n'
     )
     code = "from tandemrt.cli import main; main()"
-    build = ["export", "build", str(recipe), "--out", str(out), "--dtype", form]
+    dtype = "int8" if checkpoint.is_file() else form
+    build = ["export", "build", str(recipe), "--out", str(out), "--dtype", dtype]
     _run([str(environment.python), "-c", code, *build])
     return str(out)
 
@@ -86,6 +92,8 @@ def _genai(form: str, environment: Environment, checkpoint: Path, out: Path) -> 
 
 
 def _gguf(form: str, _environment: Environment, checkpoint: Path, out: Path) -> str:
+    if checkpoint.is_file():
+        return str(checkpoint)
     stored = cast("Form", form if form[0] in "QF" else "F16")  # OpenVINO cannot read float32
     file = out.parent / f"{checkpoint.name}-{stored}.gguf"
     if not file.is_file():

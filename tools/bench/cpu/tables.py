@@ -21,10 +21,12 @@ def main(
     figures: Annotated[Path, typer.Argument(help="The file that --json of tools.bench.cpu wrote.")],
     folder: Annotated[Path, typer.Argument(help="The folder of the tables.")],
 ) -> None:
-    """Write a CSV file for float32 and one for weights below it."""
+    """Write a CSV file for float32 and one for weights below it, or one for a GGUF file."""
     data = json.loads(figures.read_text())
     results = Results.from_json(data)
-    for quantized, (name, weights) in _FILES.items():
+    gguf = next((entrant.form for entrant in results.figures if entrant.form.endswith(".gguf")), None)
+    files = _FILES if gguf is None else {True: (f"cpu-peers-{gguf}.csv", gguf)}
+    for quantized, (name, weights) in files.items():
         head, *rows = table(results, measures(1024), quantized=quantized, mark=str)
         text = io.StringIO()
         text.write(f"# A CPU against other engines, {weights}\n# {data['command']}\n")
