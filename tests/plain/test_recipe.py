@@ -104,8 +104,10 @@ def test_included_recipes_load_and_are_found_by_name() -> None:
     pairs = dict.fromkeys(("qwen3-8b", "llama-3.1-8b", "qwen3.6-35b-a3b", "qwen3.8-27b"), HeadDraft)
     on_a_cpu = dict.fromkeys(("qwen3-0.6b", "llama-3.2-1b", "smollm3-3b", "gemma-3-1b"), NgramDraft)
     on_a_gpu = dict.fromkeys(("gpt-oss-20b", "gemma-4-26b-a4b"), NgramDraft)
-    assert {file.stem for file in INCLUDED.glob("*.toml")} == {*demos, *pairs, *on_a_cpu, *on_a_gpu}
-    for name, kind in (demos | pairs | on_a_cpu | on_a_gpu).items():
+    of_gguf_files = {"qwen2.5-coder-1.5b": ModelDraft}
+    expected = demos | pairs | on_a_cpu | on_a_gpu | of_gguf_files
+    assert {file.stem for file in INCLUDED.glob("*.toml")} == expected.keys()
+    for name, kind in expected.items():
         recipe = Recipe.load(locate(name))
         assert recipe.name == name
         assert isinstance(recipe.draft, kind)
