@@ -22,6 +22,7 @@ from tandemrt.export.bundle.cached_build import write_default_recipe
 from tandemrt.export.bundle.default_recipe import CPU, CUDA, LEAST_LENGTH, default_recipe
 from tandemrt.export.bundle.machine import Machine
 from tandemrt.export.bundle.sources import CheckpointSource, recipe_name
+from tandemrt.plugins.onnxruntime.custom_operators import library
 from tests.engine.gguf_files import write_gguf
 from tests.makers import tiny_checkpoint, write_recipe
 
@@ -54,6 +55,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("on_demand") / "Tiny-Model", max_length=4000)
 
 
+@pytest.fixture(scope="module")
+def kernels() -> Path:
+    """The folder of the compiled kernels in the user's cache."""
+    library_file = library()
+    assert library_file is not None
+    return library_file.parent
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Where ``run`` runs commands."""
@@ -61,9 +70,13 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TANDEMRT_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernels: Path) -> Path:
+    """A cache without models. Its kernels are compiled, because processes that a test starts would do that again."""
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / kernels.name).symlink_to(kernels)
+    monkeypatch.setenv("TANDEMRT_CACHE", str(folder))
+    return folder
 
 
 def recipe_of(folder: Path, machine: Machine, options: BuildOptions = NO_CHOICES) -> dict:
