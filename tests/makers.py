@@ -298,6 +298,17 @@ _QWEN_TOWER = {
     "num_position_embeddings": 36,
 }
 _DEEPSTACK = {**_QWEN_TOWER, "deepstack_visual_indexes": [0, 1]}
+_QWEN2_5_TOWER = {
+    **{name: value for name, value in _QWEN_TOWER.items() if name != "num_position_embeddings"},
+    "hidden_act": "silu",
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}
+_QWEN2_5_VL: dict[str, Any] = {
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2]},
+}
 _FIRST = 262 + len(DELIMITERS)
 _QWEN_TOKENS = {
     "vision_start_token_id": _FIRST,
@@ -319,6 +330,7 @@ _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size":
 _SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "qwen3_vl": (_QWEN3_VL, _DEEPSTACK, _QWEN_TOKENS),
     "qwen3_vl_moe": ({**_QWEN3_VL, **_EXPERTS}, _DEEPSTACK, _QWEN_TOKENS),
+    "qwen2_5_vl": (_QWEN2_5_VL, _QWEN2_5_TOWER, _QWEN_TOKENS),
     "qwen3_5": (_QWEN3_5, _QWEN_TOWER, _QWEN_TOKENS),
     "qwen3_5_moe": (
         {**{name: value for name, value in _HYBRIDS["experts"].items() if name != "model_type"}, **_QWEN3_5},

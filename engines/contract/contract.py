@@ -188,18 +188,23 @@ def _images(fed: tuple[Dim, ...], width: int, dtype: str) -> tuple[Binding, ...]
     return Binding("image_rows", "int64", fed), Binding("image_states", dtype, ("image_tokens", width))
 
 
-def vision(*, pixels: int, corners: int, width: int) -> Contract:
+def vision(*, pixels: int, corners: int, window: int, width: int) -> Contract:
     """Return the contract of a vision tower, always in float32: one image in patches, the states of its tokens out.
 
     ``pixels``: the colours of a patch. ``positions``: row and column of each patch. Each patch adds ``corners`` rows of
-    a table of learned positions, weighted. ``width``: see ``image_width`` of ``decoder``.
+    a table of learned positions, weighted; 0: there is none. ``window``: most patches of a window; 0: there are none.
+    ``windows`` has the patches of each window, ``window_mask`` 1 for those and 0 for the padding after them, and
+    ``window_places`` the place of each patch in all windows. ``width``: see ``image_width`` of ``decoder``.
     """
     return Contract(
         (
             Binding("pixels", VISION_DTYPE, ("patches", pixels)),
             Binding("positions", "int64", ("patches", 2)),
-            Binding("corners", "int64", ("patches", corners)),
-            Binding("corner_weights", VISION_DTYPE, ("patches", corners)),
+            *((Binding("corners", "int64", ("patches", corners)),) if corners else ()),
+            *((Binding("corner_weights", VISION_DTYPE, ("patches", corners)),) if corners else ()),
+            *((Binding("windows", "int64", ("windows", window)),) if window else ()),
+            *((Binding("window_mask", "int32", ("windows", window)),) if window else ()),
+            *((Binding("window_places", "int64", ("patches",)),) if window else ()),
         ),
         (Binding("image_states", VISION_DTYPE, ("image_tokens", width)),),
     )

@@ -23,7 +23,8 @@ class VisionEntry(Record):
         patch_values: numbers per patch that the tower has in memory at once, about.
         patch_size: pixels along a side of a patch.
         merge_size: patches along a side of the square that becomes one token.
-        grid_side: learned positions along a side; those of a patch are interpolated.
+        grid_side: learned positions along a side; those of a patch are interpolated. 0: there are none.
+        window_side: tokens along a side of the windows that most layers attend within; 0: all layers see all patches.
         side: every image is stretched to a square of such a side in pixels; None: it keeps its shape.
         min_pixels, max_pixels: bounds of the pixels of a resized image.
         resample: the filter that resizes.
@@ -38,7 +39,8 @@ class VisionEntry(Record):
     patch_values: Size
     patch_size: Size
     merge_size: Size
-    grid_side: Size
+    grid_side: Annotated[int, Field(ge=0)]
+    window_side: Annotated[int, Field(ge=0)]
     side: Size | None
     min_pixels: Size
     max_pixels: Size

@@ -4,6 +4,8 @@ A transformer over all patches, which may turn queries and keys by row and colum
 the patches of a square: one after the last layer, and one after each tap (DeepStack). Patches come square by square.
 """
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 import onnx_ir as ir
 
@@ -20,7 +22,9 @@ CORNERS = 4  # learned positions that bilinear interpolation weighs
 
 def vision_contract(spec: VisionSpec) -> Contract:
     """Return the bindings of the graph."""
-    return contract.vision(pixels=spec.pixels, corners=CORNERS, width=spec.levels * spec.out)
+    window = (spec.entry.window_side * spec.entry.merge_size) ** 2
+    corners = CORNERS if spec.positions else 0
+    return contract.vision(pixels=spec.pixels, corners=corners, window=window, width=spec.levels * spec.out)
 
 
 def build_vision(spec: VisionSpec, checkpoint: Checkpoint) -> ir.Model:
@@ -33,12 +37,15 @@ def build_vision(spec: VisionSpec, checkpoint: Checkpoint) -> ir.Model:
     w = Weights(checkpoint, b, VISION_DTYPE)
     inputs = {binding.name: b.input(binding) for binding in bindings.inputs}
     with b.scope("patches"):
-        stream = b.op("Add", _embedded(b, w, spec, inputs["pixels"]), _learned_positions(b, w, spec, inputs))
+        stream = _embedded(b, w, spec, inputs["pixels"])
+        if spec.positions:
+            stream = b.op("Add", stream, _learned_positions(b, w, spec, inputs))
         tables = None if spec.rope_theta is None else _rotation(b, spec, inputs["positions"], spec.rope_theta)
     levels: list[ir.Value] = []
     for layer in range(spec.layers):
         with b.scope(f"blocks.{layer}"):
-            stream = _block(b, w, spec, stream, tables, f"{spec.names.layer}.{layer}")
+            windows = None if layer in spec.whole_layers else inputs
+            stream = _block(b, w, spec, stream, tables, f"{spec.names.layer}.{layer}", windows)
         if layer in spec.taps:
             with b.scope(f"taps.{layer}"):
                 name = f"deepstack_merger_list.{spec.taps.index(layer)}"
@@ -61,6 +68,8 @@ def _embedded(b: GraphBuilder, w: Weights, spec: VisionSpec, pixels: ir.Value) -
     summed = b.op("ReduceSum", weight, b.constant([2]), keepdims=0) if frames else weight
     flat = b.op("Reshape", summed, b.constant([spec.hidden, spec.pixels]))
     embedded = b.op("MatMul", pixels, b.op("Transpose", flat, perm=[1, 0]))
+    if not spec.patch_bias:
+        return embedded
     return b.op("Add", embedded, w(f"{name}.bias", (spec.hidden,)))
 
 
@@ -85,7 +94,13 @@ def _rotation(b: GraphBuilder, spec: VisionSpec, positions: ir.Value, theta: flo
 
 
 def _block(
-    b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value, tables: tuple[ir.Value, ir.Value] | None, name: str
+    b: GraphBuilder,
+    w: Weights,
+    spec: VisionSpec,
+    stream: ir.Value,
+    tables: tuple[ir.Value, ir.Value] | None,
+    name: str,
+    windows: Mapping[str, ir.Value] | None,
 ) -> ir.Value:
     names, hidden = spec.names, spec.hidden
     normed = _norm(b, w, spec, stream, f"{name}.{names.norms[0]}")
@@ -95,34 +110,56 @@ def _block(
     query, key, value = b.ops("Split", batched, b.constant([hidden] * 3), outputs=3, axis=-1)
     if tables is not None:
         query, key = (b.op("RotaryEmbedding", rows, *tables, num_heads=spec.heads) for rows in (query, key))
-    (mixed,) = b.custom(  # onnxruntime computes it in tiles, and never has a row of scores for every patch
-        "MultiHeadAttention",
-        query,
-        key,
-        value,
-        domain=LIBRARY,
-        outputs=[(w.dtype, (1, "patches", hidden))],
-        num_heads=spec.heads,
-    )
-    mixed = b.op("Squeeze", mixed, b.constant([0]))
+    mixed = _attention(b, w, spec, (query, key, value), windows)
     stream = b.op("Add", stream, Linear.stored(f"{name}.{names.out}", hidden, bias=True)(b, mixed, w))
     normed = _norm(b, w, spec, stream, f"{name}.{names.norms[1]}")
-    up, down = names.mlp
-    wide = Linear.stored(f"{name}.{up}", spec.intermediate, bias=True)(b, normed, w)
-    activated = b.op("Gelu", wide, approximate=spec.approximate)
-    return b.op("Add", stream, Linear.stored(f"{name}.{down}", hidden, bias=True)(b, activated, w))
+    *ups, down = (f"{name}.{each}" for each in names.mlp)
+    wide = [Linear.stored(up, spec.intermediate, bias=True)(b, normed, w) for up in ups]
+    if len(wide) > 1:
+        activated = b.op("Mul", b.op("Mul", wide[0], b.op("Sigmoid", wide[0])), wide[1])  # SwiGLU
+    else:
+        activated = b.op("Gelu", wide[0], approximate=spec.approximate)
+    return b.op("Add", stream, Linear.stored(down, hidden, bias=True)(b, activated, w))
+
+
+def _attention(
+    b: GraphBuilder,
+    w: Weights,
+    spec: VisionSpec,
+    parts: Sequence[ir.Value],
+    windows: Mapping[str, ir.Value] | None,
+) -> ir.Value:
+    """Return what each patch reads of all patches, or of those in its window, [patches, hidden].
+
+    ``parts``: queries, keys and values, [1, patches, hidden].
+    """
+    if windows is None:
+        return b.op("Squeeze", _mixed(b, w, spec, parts, (1, "patches")), b.constant([0]))
+    flat = [b.op("Squeeze", part, b.constant([0])) for part in parts]
+    padded = [b.op("Gather", part, windows["windows"], axis=0) for part in flat]
+    size = (spec.entry.window_side * spec.entry.merge_size) ** 2
+    mixed = _mixed(b, w, spec, [*padded, None, windows["window_mask"]], ("windows", size))
+    return b.op("Gather", b.op("Reshape", mixed, b.constant([-1, spec.hidden])), windows["window_places"], axis=0)
+
+
+def _mixed(
+    b: GraphBuilder, w: Weights, spec: VisionSpec, inputs: Sequence[ir.Value | None], dims: tuple[int | str, int | str]
+) -> ir.Value:
+    """Append attention, [*dims, hidden]: onnxruntime computes tiles, and never a row of scores for every patch."""
+    outputs = [(w.dtype, (*dims, spec.hidden))]
+    return b.custom("MultiHeadAttention", *inputs, domain=LIBRARY, outputs=outputs, num_heads=spec.heads)[0]
 
 
 def _merged(b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value, name: str, *, norm_last: bool) -> ir.Value:
     """Return one row for each square of patches; ``norm_last``: the norm is of the joined patches."""
     width = spec.hidden * spec.entry.merge_size**2
     if not norm_last:
-        stream = _norm(b, w, spec, stream, f"{name}.norm")
+        stream = _norm(b, w, spec, stream, f"{name}.{spec.names.merger[0]}")
     joined = b.op("Reshape", stream, b.constant([-1, width]))
     if norm_last:
-        joined = _norm(b, w, spec, joined, f"{name}.norm")
-    wide = Linear.stored(f"{name}.linear_fc1", width, bias=True)(b, joined, w)
-    return Linear.stored(f"{name}.linear_fc2", spec.out, bias=True)(b, b.op("Gelu", wide), w)
+        joined = _norm(b, w, spec, joined, f"{name}.{spec.names.merger[0]}")
+    wide = Linear.stored(f"{name}.{spec.names.merger[1]}", width, bias=True)(b, joined, w)
+    return Linear.stored(f"{name}.{spec.names.merger[2]}", spec.out, bias=True)(b, b.op("Gelu", wide), w)
 
 
 def _projected_means(b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value) -> ir.Value:
@@ -138,5 +175,8 @@ def _projected_means(b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.V
 
 def _norm(b: GraphBuilder, w: Weights, spec: VisionSpec, x: ir.Value, name: str) -> ir.Value:
     width = width_of(x)
-    weight, bias = w(f"{name}.weight", (width,)), w(f"{name}.bias", (width,))
+    weight = w(f"{name}.weight", (width,))
+    if spec.rms_norms:
+        return b.op("RMSNormalization", x, weight, axis=-1, epsilon=spec.norm_eps)
+    bias = w(f"{name}.bias", (width,))
     return b.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=spec.norm_eps)

@@ -26,7 +26,10 @@ _UNUSED = frozenset((
 
 @dataclass(frozen=True)
 class TowerNames:
-    """Names of a tower's tensors; those of a layer follow ``layer`` and its number. ``qkv``: one weight, or three."""
+    """Names of a tower's tensors; those of a layer follow ``layer`` and its number. ``qkv``: one weight, or three.
+
+    ``mlp``: up and down, or gate, up and down. ``merger``: the norm and two matmuls.
+    """
 
     patches: str
     positions: str
@@ -34,7 +37,8 @@ class TowerNames:
     norms: tuple[str, str]
     qkv: tuple[str, ...]
     out: str
-    mlp: tuple[str, str]
+    mlp: tuple[str, ...]
+    merger: tuple[str, str, str] = ("norm", "linear_fc1", "linear_fc2")
 
 
 _QWEN3_VL = TowerNames(
@@ -45,6 +49,9 @@ _QWEN3_VL = TowerNames(
     qkv=("attn.qkv",),
     out="attn.proj",
     mlp=("mlp.linear_fc1", "mlp.linear_fc2"),
+)
+_QWEN2_5_VL = replace(
+    _QWEN3_VL, positions="", mlp=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), merger=("ln_q", "mlp.0", "mlp.2")
 )
 _SIGLIP = TowerNames(
     patches="embeddings.patch_embedding",
@@ -62,7 +69,8 @@ class VisionSpec:
     """Sizes of a tower: a transformer over patches, and a merger of neighbouring patches into tokens of the decoder.
 
     ``taps``: layers whose streams have mergers of their own (DeepStack). ``frames``: of a patch; those of a still image
-    are equal; 0: patches have no such dimension. ``positions``: rows of the table of learned positions. ``rope_theta``:
+    are equal; 0: patches have no such dimension. ``positions``: rows of the table of learned positions; 0: none.
+    ``whole_layers``: those that attend to all patches, and not within windows. ``rope_theta``:
     of rotations by row and column; None: there are none. ``merger``: an MLP over the joined patches of a square, or the
     mean of its patches, normed and projected.
     """
@@ -79,8 +87,11 @@ class VisionSpec:
     approximate: Literal["none", "tanh"]
     rope_theta: float | None
     norm_eps: float
+    whole_layers: tuple[int, ...]
     merger: Literal["joined", "mean"]
     entry: VisionEntry
+    rms_norms: bool = False
+    patch_bias: bool = True
 
     @property
     def pixels(self) -> int:
@@ -113,13 +124,12 @@ class VisionSpec:
         return spec
 
 
-def _qwen3_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
+def _qwen_entry(checkpoint: Checkpoint, fields: Fields, positions: int, window_side: int) -> VisionEntry:
+    """Read how images become patches in the Qwen families."""
     fields.only("in_channels", 3)
     rope = fields.get("rope_parameters", None) or {}
     if not isinstance(rope, Mapping) or rope.get("rope_type", "axial") != "axial":
         raise BadCheckpoint(f"{fields.where}.rope_parameters should be of type axial, it is {quoted(rope)}")
-    taps = fields.get("deepstack_visual_indexes", ())
-    positions = fields.integer("num_position_embeddings")
     patch, merge, frames = (fields.integer(f"{name}_size") for name in ("patch", "spatial_merge", "temporal_patch"))
     processor = _preprocessor(checkpoint.folder, "Qwen2VL")
     for own, wanted in (("patch_size", patch), ("merge_size", merge), ("temporal_patch_size", frames)):
@@ -137,6 +147,7 @@ def _qwen3_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec
         patch_size=patch,
         merge_size=merge,
         grid_side=isqrt(positions),
+        window_side=window_side,
         side=None,
         min_pixels=_bound(processor, "min_pixels", "shortest_edge"),
         max_pixels=_bound(processor, "max_pixels", "longest_edge"),
@@ -145,26 +156,75 @@ def _qwen3_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec
         std=_colour(processor, "image_std"),
     )
     processor.finish(advice=_TEXT_ONLY)
+    return entry
+
+
+def _rope_theta(fields: Fields) -> float:
+    return float((fields.get("rope_parameters") or {}).get("rope_theta", 10_000.0))
+
+
+def _require_width(fields: Fields, hidden: int) -> None:
+    if (out := fields.integer("out_hidden_size")) != hidden:
+        raise BadCheckpoint(f"{fields.where}.out_hidden_size should be that of the text part, {hidden}, it is {out}")
+
+
+def _qwen2_5_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
+    patch, merge = (fields.integer(name, default) for name, default in (("patch_size", 14), ("spatial_merge_size", 2)))
+    window, layers, whole = (
+        fields.integer("window_size", 112),
+        fields.integer("depth"),
+        fields.get("fullatt_block_indexes"),
+    )
+    if window % (patch * merge):
+        raise BadCheckpoint(f"{fields.where}.window_size should be a multiple of {patch * merge}, it is {window}")
+    if not isinstance(whole, list) or not all(type(layer) is int and 0 <= layer < layers for layer in whole):
+        raise BadCheckpoint(
+            f"{fields.where}.fullatt_block_indexes should be layers below {layers}, it is {quoted(whole)}"
+        )
+    fields.only("hidden_act", "silu")
+    fields.skip("tokens_per_second")  # of videos
+    _require_width(fields, hidden)
+    return VisionSpec(
+        names=_QWEN2_5_VL,
+        hidden=fields.integer("hidden_size"),
+        intermediate=fields.integer("intermediate_size"),
+        layers=layers,
+        heads=fields.integer("num_heads"),
+        out=hidden,
+        taps=(),
+        frames=fields.integer("temporal_patch_size"),
+        positions=0,
+        approximate="none",
+        rope_theta=_rope_theta(fields),
+        norm_eps=1e-6,  # which no config names
+        whole_layers=tuple(whole),
+        merger="joined",
+        entry=_qwen_entry(checkpoint, fields, 0, window // (patch * merge)),
+        rms_norms=True,
+        patch_bias=False,
+    )
+
+
+def _qwen3_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
+    taps, positions = fields.get("deepstack_visual_indexes", ()), fields.integer("num_position_embeddings")
+    _require_width(fields, hidden)
     spec = VisionSpec(
         names=_QWEN3_VL,
         hidden=fields.integer("hidden_size"),
         intermediate=fields.integer("intermediate_size"),
         layers=fields.integer("depth"),
         heads=fields.integer("num_heads"),
-        out=fields.integer("out_hidden_size"),
+        out=hidden,
         taps=tuple(taps) if isinstance(taps, list | tuple) else (-1,),
-        frames=frames,
+        frames=fields.integer("temporal_patch_size"),
         positions=positions,
         approximate=_gelu(fields),
-        rope_theta=float(rope.get("rope_theta", 10_000.0)),
+        rope_theta=_rope_theta(fields),
         norm_eps=1e-6,  # which no config names
+        whole_layers=tuple(range(fields.integer("depth"))),
         merger="joined",
-        entry=entry,
+        entry=_qwen_entry(checkpoint, fields, positions, 0),
     )
-    if spec.out != hidden:
-        raise BadCheckpoint(
-            f"{fields.where}.out_hidden_size should be that of the text part, {hidden}, it is {spec.out}"
-        )
     if isqrt(positions) ** 2 != positions:
         raise BadCheckpoint(f"{fields.where}.num_position_embeddings should be a square, it is {positions}")
     known = all(isinstance(tap, int) and 0 <= tap < spec.layers for tap in spec.taps)
@@ -207,6 +267,7 @@ def _gemma3(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
         patch_size=patch,
         merge_size=merge,
         grid_side=grid,
+        window_side=0,
         side=side,
         min_pixels=side**2,
         max_pixels=side**2,
@@ -228,6 +289,7 @@ def _gemma3(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
         approximate=_gelu(fields),
         rope_theta=None,
         norm_eps=fields.number("layer_norm_eps", 1e-6),
+        whole_layers=tuple(range(fields.integer("num_hidden_layers"))),
         merger="mean",
         entry=entry,
     )
@@ -236,6 +298,7 @@ def _gemma3(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
 _Reader = Callable[[Checkpoint, Fields, int], VisionSpec]
 TOWERS: Mapping[str, _Reader] = {
     **{f"Qwen3{kind}ForConditionalGeneration": _qwen3_vl for kind in ("VL", "VLMoe", "_5", "_5Moe")},
+    "Qwen2_5_VLForConditionalGeneration": _qwen2_5_vl,
     "Gemma3ForConditionalGeneration": _gemma3,
 }
 # Prefixes of a tower's tensors, current and old, and parts that no image token needs.

@@ -123,14 +123,36 @@ def tower_inputs(image: Image) -> dict[str, npt.NDArray[Any]]:
     in_square = np.stack(np.divmod(np.arange(merge**2), merge), axis=-1)
     squares = np.stack(np.divmod(np.arange(image.tokens), image.grid[1]), axis=-1)
     positions = (squares[:, None] * merge + in_square).reshape(-1, 2)
-    corners, weights = _corners(positions, (image.rows, image.columns), entry.grid_side)
+    others: dict[str, npt.NDArray[Any]] = {}
+    if entry.grid_side:
+        corners, weights = _corners(positions, (image.rows, image.columns), entry.grid_side)
+        others |= {"corners": corners, "corner_weights": weights}
+    if entry.window_side:
+        others |= _windows(squares, entry)
     channel = np.repeat(np.arange(3), entry.patch_size**2)
     return {
         "pixels": colour_table(entry)[channel, image.patches],
         "positions": positions,
-        "corners": corners,
-        "corner_weights": weights,
+        **others,
     }
+
+
+def _windows(squares: npt.NDArray[np.int64], entry: VisionEntry) -> dict[str, npt.NDArray[Any]]:
+    """Return the patches of each window, row after row; ``squares`` [tokens, 2]: row and column of each token."""
+    patches = entry.merge_size**2
+    _, window_of, counts = np.unique(squares // entry.window_side, axis=0, return_inverse=True, return_counts=True)
+    order = np.argsort(window_of, kind="stable")  # tokens, by window
+    starts = np.cumsum(counts) - counts
+    in_window = np.arange(len(order)) - np.repeat(starts, counts)
+    shape = (len(counts), entry.window_side**2, patches)
+    windows, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int32)
+    windows[window_of[order], in_window] = order[:, None] * patches + np.arange(patches)
+    mask[window_of[order], in_window] = 1
+    places = np.empty((len(order), patches), np.int64)
+    first = (window_of[order] * entry.window_side**2 + in_window) * patches
+    places[order] = first[:, None] + np.arange(patches)
+    flat = (len(counts), -1)
+    return {"windows": windows.reshape(flat), "window_mask": mask.reshape(flat), "window_places": places.reshape(-1)}
 
 
 def colour_table(entry: VisionEntry) -> npt.NDArray[np.float32]:

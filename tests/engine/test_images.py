@@ -342,7 +342,7 @@ def test_a_target_of_fewer_bits_reads_images_under_drafts(target: Path, tmp_path
             assert [output.token_ids for output in drafted.outputs] == [output.token_ids for output in alone.outputs]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"])
+@pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe"])
 def test_other_families_read_images(tmp_path: Path, kind: str) -> None:
     folder = tiny_vision(tmp_path / "target", kind)
     model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()

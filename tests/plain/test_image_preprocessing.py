@@ -29,6 +29,7 @@ ENTRY = VisionEntry(
     patch_size=16,
     merge_size=2,
     grid_side=48,
+    window_side=0,
     side=None,
     min_pixels=32 * 32 * 4,
     max_pixels=1 << 18,
