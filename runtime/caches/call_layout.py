@@ -142,6 +142,7 @@ class PackedLayout:
         self._memory = self._staged.device
         self._table = torch.zeros(runs, table.shape[1], dtype=torch.int32, device=table.device)
         self.row_starts = cache(self._row_starts)
+        self._table_of = cache(lambda prompts: (self._part("slots")[:prompts], self._table[:prompts]))
 
     def prompts_of(self, windows: int, chunks: Sequence[Chunk]) -> Packed:
         """See CallLayout.prompts_of."""
@@ -172,8 +173,8 @@ class PackedLayout:
         starts[1 : len(chunks) + 1] = np.cumsum(counts)
         starts[len(chunks) + 1 :] = count  # entries after the last chunk are empty
         self._staged.copy_in(self._front, len(host))
-        slots = self._part("slots")[: prompts.prompts]
-        torch.index_select(self._tables, 0, slots, out=self._table[: prompts.prompts])
+        slots, table = self._table_of(prompts.prompts)
+        torch.index_select(self._tables, 0, slots, out=table)
 
     def windows(self, own: torch.Tensor, prompts: Packed) -> torch.Tensor:
         """See CallLayout.windows."""

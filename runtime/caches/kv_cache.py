@@ -91,7 +91,7 @@ class BlockTable:
         self.caches_outputs = caches_outputs
         self._staged = StagedBuffer(slots * max_blocks, torch.int32, device)
         self.device = self._staged.device.view(slots, max_blocks)
-        self._changed = range(0)  # entries of the flat table, not on the device yet
+        self._changed = range(0)  # rows that are not on the device yet, and some between them
         self._restarted: set[int] = set()  # slots whose recurrent states are at the beginning, not on the device yet
         self.allocator = BlockAllocator(blocks)
         self._snapshots = Snapshots()
@@ -151,7 +151,8 @@ class BlockTable:
         """See KVCacheManager.flush."""
         if self._changed:
             changed, self._changed = self._changed, range(0)
-            self._staged.copy_in(changed.start, changed.stop)
+            columns = self.device.shape[1]
+            self._staged.copy_in(changed.start * columns, changed.stop * columns)
         if self._restarted:
             restarted, self._restarted = self._restarted, set()
             self._snapshots.restart(restarted)
@@ -159,10 +160,9 @@ class BlockTable:
     def _write(self, slot: int, first: int, blocks: Sequence[int]) -> None:
         """Set the entries of ``slot`` from ``first`` on."""
         start = slot * self.device.shape[1] + first
-        end = start + len(blocks)
-        self._staged.host[start:end] = blocks
-        changed = self._changed or range(start, end)
-        self._changed = range(min(start, changed.start), max(end, changed.stop))
+        self._staged.host[start : start + len(blocks)] = blocks
+        changed = self._changed or range(slot, slot + 1)
+        self._changed = range(min(slot, changed.start), max(slot + 1, changed.stop))
 
 
 class PagedCache:

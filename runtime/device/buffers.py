@@ -1,7 +1,7 @@
 """The tensors of a round: allocated once at the largest size, viewed in the shape of each call."""
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from math import prod
 from typing import Any
 
@@ -12,6 +12,8 @@ from tandemrt.engines.parameters.sampling import MOST_BIASES
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.adjust_buffers import AdjustBuffers
+
+_COPIES = 256  # different copies whose views are kept, per StagedBuffer
 
 
 class Buffer:
@@ -61,25 +63,28 @@ def _first(memory: torch.Tensor | None, *shape: int) -> torch.Tensor:
 class StagedBuffer:
     """Flat device memory of which the host rewrites parts: into host memory first, then with one copy to the device.
 
-    The host may write again at any time, because ``host`` waits for the last copy.
+    The host may write again at any time, because ``host`` waits for the last copy. Calls of torch are few: each lets
+    other threads have the interpreter for a switch interval.
     """
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
         self.device = torch.zeros(size, dtype=dtype, device=device)
         self._staged = device_of(device).host_zeros(size, dtype=dtype)
         self._values = self._staged.numpy()
-        self._copied = device_of(device).new_event()
+        self._has_passed, self._copied = device_of(device).has_passed, device_of(device).new_event()
+        self._ends_of_copy = lru_cache(_COPIES)(lambda start, end: (self.device[start:end], self._staged[start:end]))
 
     @property
     def host(self) -> npt.NDArray[Any]:
         """The host memory, to write."""
-        if self._copied is not None:
+        if not self._has_passed(self._copied):
             self._copied.synchronize()
         return self._values
 
     def copy_in(self, start: int, end: int) -> None:
         """Enqueue the copy of elements [start, end) from the host to the device."""
-        self.device[start:end].copy_(self._staged[start:end], non_blocking=True)
+        target, source = self._ends_of_copy(start, end)
+        target.copy_(source, non_blocking=True)
         if self._copied is not None:
             self._copied.record()
 

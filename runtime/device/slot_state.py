@@ -1,6 +1,7 @@
 """Per-slot state on the device: position in the text and sampling parameters."""
 
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 from itertools import cycle
 from typing import NamedTuple, Protocol
 
@@ -71,7 +72,8 @@ class SlotState:
         self._host[:, 0] = range(slots)
         self._host_floats = self._host[:, self._floats_at :].view(np.float32)
         # Two, because a round over a linear cache uploads twice and must not wait for the first copy.
-        self._staging = cycle([StagedBuffer(self._host.size, torch.int64, device) for _ in range(2)])
+        staging = [StagedBuffer(self._host.size, torch.int64, device) for _ in range(2)]
+        self._staging = cycle([(staged, cache(partial(self._staged_parts, staged.device))) for staged in staging])
         self._changed: set[int] = set()  # slots with values that are not on the device yet
 
     def view(self, name: str, batch: int) -> torch.Tensor:
@@ -117,15 +119,20 @@ class SlotState:
         if not self._changed:
             return
         changed, self._changed = sorted(self._changed), set()
-        shape = len(changed), self._host.shape[1]
-        size, staged = shape[0] * shape[1], next(self._staging)
-        staged.host[:size].reshape(shape)[:] = self._host[changed]
-        staged.copy_in(0, size)
-        values = staged.device[:size].view(*shape)
-        slots = values[:, 0]
-        self._integers.index_copy_(1, slots, values[:, 1 : self._newest_at].T)
-        self.newest.index_copy_(0, slots, values[:, self._newest_at : self._floats_at])
-        self._floats.index_copy_(1, slots, viewed(values[:, self._floats_at :], torch.float32).T)
+        values, (staged, parts) = self._host[changed], next(self._staging)
+        staged.host[: values.size] = values.reshape(-1)
+        staged.copy_in(0, values.size)
+        slots, integers, newest, floats = parts(len(changed))
+        self._integers.index_copy_(1, slots, integers)
+        self.newest.index_copy_(0, slots, newest)
+        self._floats.index_copy_(1, slots, floats)
+
+    def _staged_parts(self, staged: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
+        """Return views of the first ``count`` rows of ``staged``: slots, integers, newest tokens, floats."""
+        columns = self._host.shape[1]
+        values = staged[: count * columns].view(count, columns)
+        newest, floats = values[:, self._newest_at : self._floats_at], values[:, self._floats_at :]
+        return values[:, 0], values[:, 1 : self._newest_at].T, newest, viewed(floats, torch.float32).T
 
     def advance(self, tokens: torch.Tensor, count: torch.Tensor) -> None:
         """Append the emitted tokens: the first ``count`` [batch] of ``tokens`` [batch, window+1]."""

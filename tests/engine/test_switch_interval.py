@@ -43,11 +43,11 @@ assert reads(0.002)
 """
 
 ALREADY_SHORTER = """
-sys.setswitchinterval(0.0001)
+sys.setswitchinterval(0.00005)
 with LLM(bundle, threads=1) as llm:
     answer(llm)
-    assert reads(0.0001)
-assert reads(0.0001)
+    assert reads(0.00005)
+assert reads(0.00005)
 """
 
 
