@@ -217,17 +217,19 @@ class LLM:
         *,
         client: str | Client = "",
         traced: bool = False,
+        streams: bool = True,
     ) -> Request:
         """Send one request without waiting; ``listener`` is called from the loop's thread with each StreamOutput.
 
         For servers. Named clients get equal shares of the slots and the queue; a Client also has users. With
-        ``traced``, the request's ``trace`` records where each token came from. With several outputs (``n``), the
-        returned request is the first, and its ``others`` are the rest. Raises BadRequest or QueueFull before anything
+        ``traced``, the request's ``trace`` records where each token came from. Without ``streams``, each output comes
+        in one item, at its end. With several outputs (``n``), the returned request is the first, and its ``others`` are
+        the rest. Raises BadRequest or QueueFull before anything
         is queued; later failures are in the last item's ``output.error``.
         """
         self._loop_thread.require_usable(waits=False)
         sender = Client(client) if isinstance(client, str) else client
-        queued = self._admit(prompt, params, listener, client=sender)
+        queued = self._admit(prompt, params, listener, client=sender, streams=streams)
         self._admission.hold_images(queued[0].request)
         for waiting in queued:
             if traced and waiting.request.trace is None:

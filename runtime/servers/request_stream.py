@@ -65,14 +65,16 @@ class RequestStream(ABC):
 
     Args:
         parsed: the request. Without ``stream``, only finished outputs are buffered.
+        every_round: let the engine loop call ``on_output`` each round, also without ``stream``.
     """
 
     CANCELLED: ClassVar[str]  # error messages
     TIMED_OUT: ClassVar[str]
 
-    def __init__(self, llm: LLM, parsed: ServerRequest) -> None:
+    def __init__(self, llm: LLM, parsed: ServerRequest, *, every_round: bool = False) -> None:
         self._llm = llm
         self._parsed = parsed
+        self._every_round = every_round or parsed.stream
         self._submitted: Future[Request] = Future()  # the loop may call `on_output` before `LLM.submit` returns
         self._cancelled = False
         self._items: list[StreamOutput] = []
@@ -82,7 +84,12 @@ class RequestStream(ABC):
         """Queue the request. Raises BadRequest or QueueFull."""
         parsed = self._parsed
         request = self._llm.submit(
-            parsed.prompt, parsed.params, self.on_output, client=parsed.client, traced=parsed.traced
+            parsed.prompt,
+            parsed.params,
+            self.on_output,
+            client=parsed.client,
+            traced=parsed.traced,
+            streams=self._every_round,
         )
         self._parsed = replace(parsed, prompt=())  # may be large, and the request has its tokens
         self._submitted.set_result(request)

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 
 import tandemrt
 from tandemrt import LLM, Chat, SamplingParams, StreamOutput, StructuredOutputs
+from tandemrt.runtime.servers.http.async_stream import AsyncRequestStream
 from tests.openai.client import EXAMPLES, Served, asking, endless, events
 from tests.waiting import PATIENCE_S, Clock, eventually
 from tools.demo.corpus import Example
@@ -281,6 +282,33 @@ def test_metrics_count_what_was_answered(served: Served) -> None:
         after["tandemrt_time_to_first_token_seconds_count"] - before["tandemrt_time_to_first_token_seconds_count"] == 1
     )
     assert after["tandemrt_requests_running"] == after["tandemrt_requests_waiting"] == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_only_a_stream_is_notified_each_round(served: Served, monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """The text and the metrics of its tokens are the same."""
+    items: list[StreamOutput] = []
+    on_output = AsyncRequestStream.on_output
+
+    def record(self: AsyncRequestStream, item: StreamOutput) -> None:
+        items.append(item)
+        on_output(self, item)
+
+    monkeypatch.setattr(AsyncRequestStream, "on_output", record)
+    body, before = endless(max_tokens=40, seed=7, stream=stream), served.metrics()
+    connection = served.send("/v1/completions", body)
+    response = connection.getresponse()
+    answers = list(events(response)) if stream else [json.load(response)]
+    connection.close()
+    after = served.metrics()
+    expected = served.llm.generate(body["prompt"], SamplingParams(max_tokens=40, seed=7, ignore_eos=True))
+    assert "".join(answer["choices"][0]["text"] for answer in answers) == expected.text
+    assert sum(len(item.token_ids) for item in items) == 40
+    assert (len(items) > 1) is stream
+    names = ("kept_total", "time_to_first_token_seconds_count", "inter_token_seconds_count")
+    kept, first, intervals = (after[f"tandemrt_{name}"] - before[f"tandemrt_{name}"] for name in names)
+    assert (kept, first) == (40, 1)
+    assert 30 <= intervals < 40  # further tokens of the first round have no interval
 
 
 def test_logprobs_come_with_a_chat_and_with_a_completion(client: openai.OpenAI, llm: LLM) -> None:

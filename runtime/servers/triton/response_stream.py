@@ -25,7 +25,7 @@ class ResponseStream(RequestStream):
     TIMED_OUT = "timeout_s: request timeout expired before the first token; send it again later or allow more"
 
     def __init__(self, llm: LLM, sender: Any, parsed: InferRequest, queue: SendQueue) -> None:
-        super().__init__(llm, parsed)
+        super().__init__(llm, parsed, every_round=True)  # for ``active``
         self.active = False
         self._sender: Any | None = sender  # None after the final response
         self._sender_lock = threading.Lock()
