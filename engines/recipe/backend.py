@@ -54,13 +54,27 @@ class Library:
         return self.builder, *self.runtimes
 
 
+@dataclass(frozen=True)
+class DefaultLimits:
+    """Limits of the recipe that is written for a checkpoint without one.
+
+    Attributes:
+        batch: requests that run at once.
+        memory_share: share of the free memory for weights and caches.
+    """
+
+    batch: int
+    memory_share: float
+
+
 class Backend(Section):
     """A backend. The class has what is the same for every recipe, a section of a recipe what its fields decide.
 
     Attributes:
         device: the kind of device that runs the engines.
-        folder: name of its folders: export/compile/FOLDER has builder.py, which compiles a graph that is not cut into
-            steps; runtime/device/backends/FOLDER has opener.py, which opens an engine, and status.py, for the doctor.
+        folder: name of its folders: export/compile/FOLDER has builder.py, which compiles a graph, and steps.py for one
+            that is cut into steps; runtime/device/backends/FOLDER has opener.py, which opens an engine, and status.py,
+            for the doctor.
         library: the engine library that builds and runs engines; None: onnxruntime, which runs graphs.
         runs_on_cpu: a CPU runs the graphs too, whatever device they were built for.
         drafts: kinds of drafts that it runs.
@@ -68,6 +82,7 @@ class Backend(Section):
         static_float8: its engine library multiplies float8 weights that come with static scales.
         no_other_dtype: why decoders have no other dtypes, as a relative clause; only for a backend that has not all.
         linear_chunk: prompt tokens of a round over a linear cache, by default.
+        default_limits: for a checkpoint without a recipe; None: it needs one.
     """
 
     device: ClassVar[DeviceKind] = "cuda"
@@ -79,6 +94,7 @@ class Backend(Section):
     static_float8: ClassVar[bool] = False
     no_other_dtype: ClassVar[str] = ""
     linear_chunk: ClassVar[int] = 256
+    default_limits: ClassVar[DefaultLimits | None] = None
     name: str
 
     @classmethod

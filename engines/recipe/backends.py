@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field
 from tandemrt.engines.contract.contract import CacheKind
 from tandemrt.engines.contract.dtypes import BITS, COMPUTE
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, KernelCapability
-from tandemrt.engines.recipe.backend import Backend, DeviceKind, Library, Lowering, each_once
+from tandemrt.engines.recipe.backend import Backend, DefaultLimits, DeviceKind, Library, Lowering, each_once
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 
 Ranks = Literal[1, 2, 4, 8]  # processes that a target can be split over
@@ -24,6 +24,7 @@ class OnnxRuntimeCpu(Backend):
     folder: ClassVar[str] = "onnxruntime"
     runs_on_cpu: ClassVar[bool] = True
     no_other_dtype: ClassVar[str] = "which has no bfloat16 kernels"
+    default_limits: ClassVar[DefaultLimits | None] = DefaultLimits(batch=4, memory_share=0.5)
     name: Literal["onnxruntime-cpu"]
 
     @property
@@ -51,6 +52,7 @@ class OnnxRuntimeCuda(Backend):
     folder: ClassVar[str] = "onnxruntime"
     runs_on_cpu: ClassVar[bool] = True
     linear_chunk: ClassVar[int] = 512
+    default_limits: ClassVar[DefaultLimits | None] = DefaultLimits(batch=32, memory_share=0.85)
     name: Literal["onnxruntime-cuda"]
     cache: CacheKind = "paged"
     batch_invariant: bool | None = None

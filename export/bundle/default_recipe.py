@@ -8,7 +8,6 @@ from tandemrt.engines.contract.calls import capacity, slack
 from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.contract.dtypes import BITS, BYTES, COMPUTE, computed_in
 from tandemrt.engines.options.build_options import BuildOptions, draft_option
-from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.export.bundle.default_reasoning import reasoning_lines
@@ -19,8 +18,6 @@ from tandemrt.export.read.converted_tokenizer import tokenizer_folder
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec
 
-BATCH = {CPU: 4, CUDA: 32}
-MEMORY_SHARE = {CPU: 0.5, CUDA: 0.85}  # of the free memory, for weights and caches
 NUM_DRAFT_TOKENS = 4
 LEAST_LENGTH = 256
 _WEIGHT_BYTES = {"int8": 1.1, "int4": 0.65}  # per weight: scales, and embeddings that stay in 8 bits
@@ -36,13 +33,13 @@ def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptio
         options: the user's choices.
         machine: the machine that the recipe is for.
 
-    The length is the model's, or what fits into ``MEMORY_SHARE`` of the memory with ``BATCH`` requests at once. Raises
+    The length is the model's, or what fits into memory with the default batch of the backend (DefaultLimits). Raises
     BadCheckpoint for a checkpoint that cannot be exported, and BadRequest for options that do not fit it.
     """
     opened = Checkpoint.open(folder)
     spec = ModelSpec.from_hf(opened.config)
     dtype = options.dtype or _dtype(opened, machine, checkpoint)
-    batch = BATCH[machine.backend]
+    batch = machine.limits.batch
     kind = draft_option(options.draft)[0]
     fitting = _fitting_tokens(opened, spec, dtype, machine)
     per_request = fitting // batch if machine.on_cpu else fitting  # a linear cache has full rows
@@ -99,7 +96,7 @@ def _fitting_tokens(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, machine
     )
     values = sum(heads.kv * heads.dim for heads in map(spec.heads_of, spec.caching_layers))
     token = max(1, 2 * values * BYTES.get(compute, 4))
-    return max(0, int((machine.memory * MEMORY_SHARE[machine.backend] - weights) / token))
+    return max(0, int((machine.memory * machine.limits.memory_share - weights) / token))
 
 
 def _draft_lines(draft: str | None) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.dtypes import BITS, FLOAT8
 from tandemrt.engines.contract.gpus import FLOAT8_FROM
-from tandemrt.engines.recipe.backends import BACKENDS, CPU, CUDA, PAGED
+from tandemrt.engines.recipe.backends import BACKENDS, CPU, CUDA
 from tandemrt.engines.recipe.models import HeadDraft, ModelDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
@@ -147,9 +147,9 @@ def _is_static_float8(quantization: Quantization) -> bool:
 
 # Backends that an error message may suggest, with a test that the backend accepts the checkpoint.
 _BACKENDS_WITH_MATMULS: dict[str, Callable[[Quantization], bool]] = {
-    repr(CPU): lambda _: True,
+    f"{CPU!r}": lambda _: True,
     **{repr(name): _is_static_float8 for name, backend in BACKENDS.items() if backend.static_float8},
-    PAGED: lambda quantization: unsupported_quantization(quantization) is None,
+    f"{CUDA!r} with cache = 'paged'": lambda quantization: unsupported_quantization(quantization) is None,
 }
 
 

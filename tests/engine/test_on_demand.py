@@ -14,12 +14,13 @@ import pytest
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
+from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRequest
 from tandemrt.export.bundle import sources
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.cached_build import write_default_recipe
-from tandemrt.export.bundle.default_recipe import CPU, CUDA, LEAST_LENGTH, default_recipe
+from tandemrt.export.bundle.default_recipe import LEAST_LENGTH, default_recipe
 from tandemrt.export.bundle.machine import Machine
 from tandemrt.export.bundle.sources import CheckpointSource, recipe_name
 from tandemrt.plugins.onnxruntime.custom_operators import library

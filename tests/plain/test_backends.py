@@ -1,5 +1,6 @@
 """A backend is one class: no other code knows its name, and its folders have what the class promises."""
 
+import ast
 import importlib
 import re
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from tandemrt.engines.recipe.backends import BACKENDS
 
 ROOT = Path(__file__).parents[2]
+# The names of backends as constants of engines/recipe/backends.py: other code may only recommend them in messages.
+CONSTANTS = {"CPU", "CUDA", "PAGED"}
 PACKAGES = ("engines", "plugins", "export", "runtime")
 MODULES = {
     "tandemrt.export.compile.{}.builder": ("build",),
@@ -45,3 +48,25 @@ def test_the_versions_of_a_library_agree(name: str) -> None:
     assert {int(version.split(".")[0]) for version in library.tested.split(", ")} == set(library.runs)
     assert set(library.opens) == set(library.runs)
     assert set(library.builds) <= set(library.runs)
+
+
+def test_other_code_names_a_backend_only_in_texts() -> None:
+    folders = tuple(f"/{backend.folder}/" for backend in BACKENDS.values())
+    files = [file for package in PACKAGES for file in (ROOT / package).rglob("*.py")]
+    wrong = [
+        f"{file.relative_to(ROOT)}:{line}"
+        for file in files
+        if "engines/recipe/" not in file.as_posix() and not any(folder in file.as_posix() for folder in folders)
+        for line in _lines_that_use_constants(ast.parse(file.read_text()))
+    ]
+    assert wrong == []
+
+
+def _lines_that_use_constants(tree: ast.Module) -> list[int]:
+    """Return the lines that use CONSTANTS of engines/recipe/backends.py outside of f-strings."""
+    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    names = {a.name for node in imports if node.module == "tandemrt.engines.recipe.backends" for a in node.names}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)]
+    in_texts = {name for text in texts for name in ast.walk(text)}
+    used = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id in names & CONSTANTS]
+    return [node.lineno for node in used if node not in in_texts]
