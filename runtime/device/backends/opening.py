@@ -1,21 +1,18 @@
 """Opens the engines of a bundle, each on the backend that its manifest names."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.bundle.manifest import EngineEntry, EngineName
+from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.parallel import map_in_threads
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Engine
-
-if TYPE_CHECKING:
-    from tandemrt.runtime.device.backends.onnxruntime.shared_weights import Initializers, SharedWeights
 
 _CONCURRENT_SESSIONS = 4  # sessions that open concurrently; each uses one thread to read and optimize its graph
 
@@ -27,19 +24,18 @@ class Opening:
     bundle: Bundle
     device: torch.device
     threads: int | None
-    weights: "SharedWeights | None"
     cuda_graphs: bool
-
-    def shared_weights(self, entry: EngineEntry) -> "Initializers":
-        """Return the shared weights of an engine by name."""
-        return {} if self.weights is None else self.weights.of(entry)
 
 
 class Opener(Protocol):
     """The functions of opener.py in the folder of a backend."""
 
-    def open_engine(self, opening: Opening, name: EngineName) -> Engine:
-        """Open an engine. Raises BackendUnavailable if it cannot run here, BadBundle if its file does not fit."""
+    def engine_opener(self, opening: Opening) -> Callable[[EngineName], Engine]:
+        """Return the function that opens an engine by its name. Engines that it opens may share memory.
+
+        Several threads may call the function. It raises BackendUnavailable if the engine cannot run here, BadBundle if
+        its file does not fit.
+        """
 
     def require_memory(self, bundle: Bundle, device: torch.device) -> None:
         """Raise BackendUnavailable if the device has too little memory for the engines, before any is open."""
@@ -75,16 +71,15 @@ def open_engines(
     Raises BackendUnavailable for engines that cannot run here.
     """
     require_known_backends(bundle)
-    for folder in sorted({BACKENDS[entry.backend].folder for entry in bundle.manifest.engines.values()}):
+    folders = {name: BACKENDS[entry.backend].folder for name, entry in bundle.manifest.engines.items()}
+    for folder in sorted(set(folders.values())):
         _opener(folder).require_memory(bundle, device)
-    names = list(bundle.manifest.engines) if names is None else names
-    shares = any(entry.decoder is not None or entry.shared for entry in map(bundle.engine, names))
-    opening = Opening(
-        bundle, device, threads, _shared_weights(bundle, device) if shares else None, cuda_graphs=cuda_graphs
-    )
+    names = list(folders) if names is None else names
+    opening = Opening(bundle, device, threads, cuda_graphs)
+    openers = {folder: _opener(folder).engine_opener(opening) for folder in {folders[name] for name in names}}
 
     def open_one(name: EngineName) -> Engine:
-        return _opener(BACKENDS[bundle.engine(name).backend].folder).open_engine(opening, name)
+        return openers[folders[name]](name)
 
     if not device_of(device).on_host:  # one by one, because engines use the current stream of this thread
         return {name: open_one(name) for name in names}
@@ -94,9 +89,3 @@ def open_engines(
 def _opener(folder: str) -> Opener:
     # Imported on demand: a bundle needs only its own backends installed.
     return cast("Opener", importlib.import_module(f"tandemrt.runtime.device.backends.{folder}.opener"))
-
-
-def _shared_weights(bundle: Bundle, device: torch.device) -> "SharedWeights":
-    from tandemrt.runtime.device.backends.onnxruntime.shared_weights import SharedWeights
-
-    return SharedWeights(bundle.folder, device)

@@ -1,6 +1,8 @@
 """The opener of onnxruntime: a graph, a decoder in steps, or the kernels that replace a graph."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
@@ -11,17 +13,35 @@ from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import Opening
 
+if TYPE_CHECKING:
+    from tandemrt.runtime.device.backends.onnxruntime.shared_weights import SharedWeights
+
 _ON_FIRST_USE = ("adjust", "verify", "verify_probs")  # graphs for requests with biases, penalties or a temperature
 
 
-def open_engine(opening: Opening, name: EngineName) -> Engine:
+def engine_opener(opening: Opening) -> Callable[[EngineName], Engine]:
+    """Return the function that opens an engine by its name, see Opener. Engines share the weights of the bundle."""
+    bundle, weights = opening.bundle, None
+    if any(entry.decoder is not None or entry.shared for entry in bundle.manifest.engines.values()):
+        from tandemrt.runtime.device.backends.onnxruntime.shared_weights import SharedWeights
+
+        weights = SharedWeights(bundle.folder, opening.device)
+    return partial(_open_engine, opening, weights)
+
+
+def require_memory(bundle: Bundle, device: torch.device) -> None:
+    """Require nothing: a graph does not tell its memory. runtime/llm/memory.py checks weights and caches."""
+
+
+def _open_engine(opening: Opening, weights: "SharedWeights | None", name: EngineName) -> Engine:
     """Open engine ``name``. Modules are imported on demand: kernels and steps need more of them than a graph."""
     bundle, device, threads = opening.bundle, opening.device, opening.threads
     entry = bundle.engine(name)
     if entry.decoder is not None:
         from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
 
-        shared = partial(opening.shared_weights, entry)
+        assert weights is not None
+        shared = partial(weights.of, entry)
         if name == "target" and bundle.manifest.ranks:
             from tandemrt.runtime.device.backends.onnxruntime.ranks import RankedEngine
 
@@ -41,7 +61,7 @@ def open_engine(opening: Opening, name: EngineName) -> Engine:
         device=device,
         threads=threads,
         optimized=not entry.optimized,
-        initializers=opening.shared_weights(entry),
+        initializers={} if weights is None else weights.of(entry),
     )
     if not device_of(device).on_host or name not in _ON_FIRST_USE:
         return open_graph(spinning=name not in WEIGHTLESS_ENGINES)
@@ -54,10 +74,6 @@ def open_engine(opening: Opening, name: EngineName) -> Engine:
     from tandemrt.runtime.device.backends.onnxruntime.deferred import DeferredEngine
 
     return DeferredEngine(contract, device, open_graph)
-
-
-def require_memory(bundle: Bundle, device: torch.device) -> None:
-    """Require nothing: a graph does not tell its memory. runtime/llm/memory.py checks weights and caches."""
 
 
 def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:

@@ -1,5 +1,7 @@
 """The opener of TensorRT and TensorRT-RTX."""
 
+from collections.abc import Callable
+
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.plugins.tensors import torch
@@ -9,11 +11,11 @@ from tandemrt.runtime.device.backends.opening import Opening
 from tandemrt.runtime.device.backends.tensorrt import plan
 
 
-def open_engine(opening: Opening, name: EngineName) -> Engine:
-    """Open an engine. Raises as TensorRtEngine.open does."""
+def engine_opener(opening: Opening) -> Callable[[EngineName], Engine]:
+    """Return the function that opens an engine by its name, see Opener. It raises as TensorRtEngine.open does."""
     from tandemrt.runtime.device.backends.tensorrt.engine import TensorRtEngine  # it imports torch
 
-    return TensorRtEngine.open(opening.bundle, name, opening.device)
+    return lambda name: TensorRtEngine.open(opening.bundle, name, opening.device)
 
 
 def require_memory(bundle: Bundle, device: torch.device) -> None:
