@@ -115,7 +115,9 @@ IMPLEMENTATIONS = {
     "float4_matmul": OperatorImplementations(
         "reference.float4:float4_matmul", "functions.float4:bodies", "kernels.low_bit_matmul:launch_float4"
     ),
-    "int4_int8_matmul": OperatorImplementations("reference.int4_int8:int4_int8_matmul", "functions.int4_int8:bodies"),
+    "low_bit_int8_matmul": OperatorImplementations(
+        "reference.low_bit_int8:low_bit_int8_matmul", "functions.low_bit_int8:bodies"
+    ),
     "tiled_matmul": OperatorImplementations("reference.tiled:tiled_matmul", "functions.tiled:bodies"),
     "decode_attention": OperatorImplementations(
         "reference.decode_attention:decode_attention", "functions.decode_attention:bodies"

@@ -415,7 +415,7 @@ SCHEMAS = {
             Binding("factors", "float32", ("width",)),
         ),
         Schema(  # on a CPU: weights of 4 to 6 bits, inputs rounded to 8 bits, the same bits for a row in any call
-            "int4_int8_matmul",
+            "low_bit_int8_matmul",
             inputs=(
                 Binding("x", "float32", ("tokens", "inner")),
                 Binding("weight", "uint8", ("tiles", "tile_bytes")),

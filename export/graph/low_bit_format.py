@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from tandemrt.plugins.operators.int4_interleaved import OUTPUTS, interleaved_shape
+from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS, interleaved_shape
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
 
 
@@ -19,7 +19,7 @@ class LowBitFormat:
         zeros: whether the weight has zero points.
         tiles: dtype of the scales in the layouts of the operators int4_matmul and int8_matmul; None: the layout of
             MatMulNBits, with float32 scales.
-        interleaved: the layout of the operator int4_int8_matmul instead.
+        interleaved: the layout of the operator low_bit_int8_matmul instead.
         offsets: whether groups have offsets, which are added to the products of integers and scales.
         groups_per_scale: with several, scales and offsets have two levels: a float32 one for so many groups, and for
             each group an int8 one that multiplies it.

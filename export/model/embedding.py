@@ -7,7 +7,7 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.graph.weights import Weights
-from tandemrt.plugins.operators.int4_interleaved import OUTPUTS, RUNS
+from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS, RUNS
 
 
 def embedded(b: GraphBuilder, token_ids: ir.Value, w: Weights, module: str, vocab: int, hidden: int) -> ir.Value:
@@ -32,7 +32,7 @@ def _rows(b: GraphBuilder, ids: ir.Value, kinds: Mapping[str, ir.Value], form: L
 
 
 def _interleaved_rows(b: GraphBuilder, ids: ir.Value, kinds: Mapping[str, ir.Value], form: LowBitFormat) -> ir.Value:
-    """Return rows of a weight in the layout of int4_int8_matmul, [batch, tokens, groups, group size]."""
+    """Return rows of a weight in the layout of low_bit_int8_matmul, [batch, tokens, groups, group size]."""
     tiles, output = b.op("Div", ids, b.constant(OUTPUTS)), b.op("Mod", ids, b.constant(OUTPUTS))
     output = b.op("Unsqueeze", output, b.constant([-1]))
 

@@ -9,13 +9,13 @@ from tandemrt.export.graph.builder import GraphBuilder, width_of
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model import dequantized
-from tandemrt.export.model.int4_int8_matmul import int4_int8_matmul
+from tandemrt.export.model.low_bit_int8_matmul import low_bit_int8_matmul
 from tandemrt.export.model.low_bit_matmul import low_bit_matmul
 from tandemrt.export.model.matmul_nbits import matmul_nbits
 from tandemrt.export.model.scaled_matmul import scaled_matmul
 from tandemrt.export.model.tiled_matmul import tiled_matmul
 from tandemrt.export.read.quantization.scheme import Scheme
-from tandemrt.plugins.operators.int4_interleaved import OUTPUTS
+from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Linear:
             if how.tiles:
                 return low_bit_matmul(b, x, low_bit_tensors, how, self.names, self.widths, dtype=w.dtype)
             if how.interleaved:
-                return int4_int8_matmul(b, x, low_bit_tensors, how, width=self.width)
+                return low_bit_int8_matmul(b, x, low_bit_tensors, how, width=self.width)
             return matmul_nbits(b, x, low_bit_tensors, how, dtype=w.dtype, width=self.width)
         if isinstance(how, Scheme) and w.scaled_matmuls:
             return scaled_matmul(b, x, w, self.names, self.widths, how)

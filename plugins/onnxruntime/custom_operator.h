@@ -133,25 +133,36 @@ static inline OrtStatus* read_float(OrtApi api, const void* info, const char* na
 
 static inline size_t count_of(size_t size, size_t part) { return (size + part - 1) / part; }
 
-/* What all operators of this library have in common: the CPU provider, outputs in float32 (mostly one), kernels of one
- * allocation, versions from 1 on. */
-static inline const char* provider(const Operator* op) {
-    (void)op;
-    return NULL; /* the CPU */
+#define MOST_INPUTS 7
+enum { ANY_TYPE = 0, FLOAT = 1, UINT8 = 2, INT8 = 3, INT64 = 7 };
+
+/* An operator of this library, on the CPU, with outputs in float32. onnxruntime sees its first member alone. */
+typedef struct {
+    Operator seen;
+    const char* name;
+    size_t inputs, optional_inputs, outputs, optional_outputs; /* the last ones are optional */
+    int input_types[MOST_INPUTS];
+    size_t kernel_size;
+    OrtStatus* (*init)(OrtApi api, const void* info, void* kernel); /* reads the attributes of a node */
+} OwnOperator;
+
+static inline const OwnOperator* own(const Operator* op) { return (const OwnOperator*)op; }
+static inline const char* name_of(const Operator* op) { return own(op)->name; }
+static inline size_t input_count(const Operator* op) { return own(op)->inputs; }
+static inline size_t output_count(const Operator* op) { return own(op)->outputs; }
+static inline int input_type(const Operator* op, size_t i) { return own(op)->input_types[i]; }
+static inline int input_kind(const Operator* op, size_t i) { return i >= own(op)->inputs - own(op)->optional_inputs; }
+static inline int output_kind(const Operator* op, size_t i) {
+    return i >= own(op)->outputs - own(op)->optional_outputs;
 }
 static inline int output_type(const Operator* op, size_t i) {
     (void)op;
     (void)i;
-    return 1;
+    return FLOAT;
 }
-static inline size_t output_count(const Operator* op) {
+static inline const char* provider(const Operator* op) {
     (void)op;
-    return 1;
-}
-static inline int output_kind(const Operator* op, size_t i) {
-    (void)op;
-    (void)i;
-    return 0;
+    return NULL; /* the CPU */
 }
 static inline int memory(const Operator* op, size_t i) {
     (void)op;
@@ -162,15 +173,44 @@ static inline int one(const Operator* op) {
     (void)op;
     return 1;
 }
-static inline void destroy(void* kernel) { free(kernel); }
 static inline int newest(const Operator* op) {
     (void)op;
     return 0x7fffffff;
 }
 
-#define COMMON                                                                                            \
-    .version = API_VERSION, .provider = provider, .output_type = output_type, .output_kind = output_kind, \
-    .input_memory = memory, .variadic = {one, one, one, one}, .destroy = destroy, .first_version = one,   \
-    .last_version = newest
+static inline OrtStatus* create(const Operator* op, OrtApi api, const void* info, void** made) {
+    void* kernel = malloc(own(op)->kernel_size);
+    OrtStatus* status = kernel ? own(op)->init(api, info, kernel) : failure(api, "tandemrt: out of memory");
+    if (status) {
+        free(kernel);
+        kernel = NULL;
+    }
+    *made = kernel;
+    return status;
+}
+static inline void destroy(void* kernel) { free(kernel); }
+
+/* What onnxruntime sees of an operator, whose file has the functions ``init`` and ``compute`` and the type Kernel. */
+#define SEEN                                  \
+    .seen =                                   \
+        {                                     \
+            .version = API_VERSION,           \
+            .provider = provider,             \
+            .name = name_of,                  \
+            .input_type = input_type,         \
+            .input_count = input_count,       \
+            .input_kind = input_kind,         \
+            .output_type = output_type,       \
+            .output_count = output_count,     \
+            .output_kind = output_kind,       \
+            .input_memory = memory,           \
+            .variadic = {one, one, one, one}, \
+            .first_version = one,             \
+            .last_version = newest,           \
+            .create_v2 = create,              \
+            .compute_v2 = compute,            \
+            .destroy = destroy,               \
+        },                                    \
+    .kernel_size = sizeof(Kernel), .init = init
 
 #endif

@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-ON_CPUS = ("decode_attention", "int4_int8_matmul", "tiled_matmul")  # operators of graphs for a CPU alone
+ON_CPUS = ("decode_attention", "low_bit_int8_matmul", "tiled_matmul")  # operators of graphs for a CPU alone
 OPERATORS = (*ON_CPUS, "residual_norm", "swiglu")  # the last two have kernels for float32 alone
 # Without contraction a sum has the same bits in every function that inlines it.
 _OPTIONS = ("-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
 _FOLDER = Path(__file__).parent
 _SOURCES = (*(f"{operator}.c" for operator in OPERATORS), "register.c")
-_HEADERS = ("attend.h", "custom_operator.h", "int4_int8_rows.h", "vectors.h")
+_HEADERS = ("attend.h", "custom_operator.h", "low_bit_int8_rows.h", "vectors.h")
 _compiling = Lock()
 _loading = Lock()  # the library makes its domain when it is first loaded, and sessions open in several threads
 

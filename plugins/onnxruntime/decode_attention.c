@@ -168,11 +168,9 @@ done:
     return status;
 }
 
-static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void** made) {
+static OrtStatus* init(OrtApi api, const void* info, void* made) {
     OrtStatus* status = NULL;
-    Kernel* kernel = malloc(sizeof(Kernel));
-    (void)op;
-    if (kernel == NULL) return failure(api, "decode_attention: out of memory");
+    Kernel* kernel = made;
     *kernel = (Kernel){api, 0, 0, 0.0f, attend_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernel->attend = attend_avx2;
@@ -183,39 +181,14 @@ static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void*
     if (kernel->heads < 1 || kernel->sliding_window < 0)
         status = failure(api, "decode_attention: heads must be positive, and sliding_window not negative");
 done:
-    if (status) free(kernel);
-    *made = status ? NULL : kernel;
     return status;
 }
 
-static const char* name(const Operator* op) {
-    (void)op;
-    return "decode_attention";
-}
-static int input_type(const Operator* op, size_t i) {
-    (void)op;
-    return i == 3 || i == 6 ? 7 : 1; /* int64, float */
-}
-static size_t input_count(const Operator* op) {
-    (void)op;
-    return INPUTS;
-}
-static int input_kind(const Operator* op, size_t i) {
-    (void)op;
-    return i == 6; /* optional */
-}
-static size_t three(const Operator* op) {
-    (void)op;
-    return 3;
-}
-
-const Operator decode_attention = {
-    COMMON,
-    .name = name,
-    .input_type = input_type,
-    .input_count = input_count,
-    .input_kind = input_kind,
-    .output_count = three,
-    .create_v2 = create,
-    .compute_v2 = compute,
+const OwnOperator decode_attention = {
+    SEEN,
+    .name = "decode_attention",
+    .inputs = INPUTS,
+    .optional_inputs = 1,
+    .outputs = 3,
+    .input_types = {FLOAT, FLOAT, FLOAT, INT64, FLOAT, FLOAT, INT64},
 };

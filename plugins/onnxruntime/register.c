@@ -1,9 +1,9 @@
 /* Registers the custom operators of this library. */
 #include "custom_operator.h"
 
-extern const Operator decode_attention, int4_int8_matmul, residual_norm, swiglu, tiled_matmul;
-static const Operator* const OPERATORS[] = {&decode_attention, &int4_int8_matmul, &residual_norm, &swiglu,
-                                            &tiled_matmul};
+extern const OwnOperator decode_attention, low_bit_int8_matmul, residual_norm, swiglu, tiled_matmul;
+static const OwnOperator* const OPERATORS[] = {&decode_attention, &low_bit_int8_matmul, &residual_norm, &swiglu,
+                                               &tiled_matmul};
 
 /* Called by onnxruntime when it loads this library into the options of a session. */
 __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(void* options, const OrtApiBase* base) {
@@ -14,7 +14,7 @@ __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(void* option
     if (domain == NULL) {
         TRY(API(CREATE_DOMAIN, OrtStatus*, const char*, void**)("tandemrt", &domain));
         for (size_t i = 0; i < sizeof(OPERATORS) / sizeof(*OPERATORS); i++)
-            TRY(API(ADD_OPERATOR, OrtStatus*, void*, const void*)(domain, OPERATORS[i]));
+            TRY(API(ADD_OPERATOR, OrtStatus*, void*, const void*)(domain, &OPERATORS[i]->seen));
     }
     TRY(API(ADD_DOMAIN, OrtStatus*, void*, void*)(options, domain));
 done:

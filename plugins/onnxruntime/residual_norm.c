@@ -78,57 +78,19 @@ done:
     return status;
 }
 
-static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void** made) {
+static OrtStatus* init(OrtApi api, const void* info, void* made) {
     OrtStatus* status = NULL;
-    Kernel* kernel = malloc(sizeof(Kernel));
-    (void)op;
-    if (kernel == NULL) return failure(api, "residual_norm: out of memory");
+    Kernel* kernel = made;
     *kernel = (Kernel){api, 0.0f, norm_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
     if (__builtin_cpu_supports("avx2")) kernel->norm = norm_avx2;
 #endif
     TRY(read_float(api, info, "epsilon", &kernel->epsilon));
 done:
-    if (status) free(kernel);
-    *made = status ? NULL : kernel;
     return status;
 }
 
-static const char* name(const Operator* op) {
-    (void)op;
-    return "residual_norm";
-}
-static int input_type(const Operator* op, size_t i) {
-    (void)op;
-    (void)i;
-    return 1; /* float */
-}
-static size_t input_count(const Operator* op) {
-    (void)op;
-    return 3;
-}
-static int input_kind(const Operator* op, size_t i) {
-    (void)op;
-    (void)i;
-    return 0;
-}
-static size_t two(const Operator* op) {
-    (void)op;
-    return 2;
-}
-static int sum_is_optional(const Operator* op, size_t i) {
-    (void)op;
-    return i == 1;
-}
-
-const Operator residual_norm = {
-    COMMON,
-    .output_kind = sum_is_optional,
-    .name = name,
-    .input_type = input_type,
-    .input_count = input_count,
-    .input_kind = input_kind,
-    .output_count = two,
-    .create_v2 = create,
-    .compute_v2 = compute,
+const OwnOperator residual_norm = {
+    SEEN,         .name = "residual_norm", .inputs = 3,
+    .outputs = 2, .optional_outputs = 1,   .input_types = {FLOAT, FLOAT, FLOAT},
 };

@@ -60,44 +60,16 @@ done:
     return status;
 }
 
-static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void** made) {
-    Kernel* kernel = malloc(sizeof(Kernel));
-    (void)op, (void)info;
-    if (kernel == NULL) return failure(api, "swiglu: out of memory");
+static OrtStatus* init(OrtApi api, const void* info, void* made) {
+    Kernel* kernel = made;
+    (void)info;
     *kernel = (Kernel){api, activate_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
     if (__builtin_cpu_supports("avx2")) kernel->activate = activate_avx2;
 #endif
-    *made = kernel;
     return NULL;
 }
 
-static const char* name(const Operator* op) {
-    (void)op;
-    return "swiglu";
-}
-static int input_type(const Operator* op, size_t i) {
-    (void)op;
-    (void)i;
-    return 1; /* float */
-}
-static size_t input_count(const Operator* op) {
-    (void)op;
-    return 1;
-}
-static int input_kind(const Operator* op, size_t i) {
-    (void)op;
-    (void)i;
-    return 0;
-}
-
-const Operator swiglu = {
-    COMMON,
-    .name = name,
-    .input_type = input_type,
-    .input_count = input_count,
-    .input_kind = input_kind,
-    .output_count = output_count,
-    .create_v2 = create,
-    .compute_v2 = compute,
+const OwnOperator swiglu = {
+    SEEN, .name = "swiglu", .inputs = 1, .outputs = 1, .input_types = {FLOAT},
 };

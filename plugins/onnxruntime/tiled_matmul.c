@@ -359,11 +359,9 @@ done:
     return status;
 }
 
-static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void** made) {
+static OrtStatus* init(OrtApi api, const void* info, void* made) {
     OrtStatus* status = NULL;
-    Kernel* kernel = malloc(sizeof(Kernel));
-    (void)op;
-    if (kernel == NULL) return failure(api, "tiled_matmul: out of memory");
+    Kernel* kernel = made;
     *kernel = (Kernel){api, 0, rows_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) {
@@ -376,36 +374,9 @@ static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void*
     TRY(read_integer(api, info, "width", &kernel->width));
     if (kernel->width < 1) status = failure(api, "tiled_matmul: width must be positive");
 done:
-    if (status) free(kernel);
-    *made = status ? NULL : kernel;
     return status;
 }
 
-static const char* name(const Operator* op) {
-    (void)op;
-    return "tiled_matmul";
-}
-static int input_type(const Operator* op, size_t i) {
-    (void)op;
-    return i == 0; /* float, any */
-}
-static size_t input_count(const Operator* op) {
-    (void)op;
-    return 2;
-}
-static int input_kind(const Operator* op, size_t i) {
-    (void)op;
-    (void)i;
-    return 0;
-}
-
-const Operator tiled_matmul = {
-    COMMON,
-    .name = name,
-    .input_type = input_type,
-    .input_count = input_count,
-    .input_kind = input_kind,
-    .output_count = output_count,
-    .create_v2 = create,
-    .compute_v2 = compute,
+const OwnOperator tiled_matmul = {
+    SEEN, .name = "tiled_matmul", .inputs = 2, .outputs = 1, .input_types = {FLOAT, ANY_TYPE},
 };

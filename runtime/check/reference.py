@@ -200,7 +200,7 @@ def quantizes_activations(bundle: Bundle, name: EngineName) -> bool:
         return False
     nodes = ir.traversal.RecursiveGraphIterator(ir.load(path).graph)
     return any(
-        node.op_type in ("MatMulNBits", "int4_int8_matmul", "QuantizeLinear")
+        node.op_type in ("MatMulNBits", "low_bit_int8_matmul", "QuantizeLinear")
         or (node.op_type == "Cast" and node.attributes["to"].value == ir.DataType.FLOAT8E4M3FN.value)
         for node in nodes
     )

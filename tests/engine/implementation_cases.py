@@ -13,7 +13,7 @@ from tandemrt.plugins.implementations import launcher, reference
 from tandemrt.plugins.operators.constants import ACTIVATIONS, SILU_EXPERTS, OutputNorm
 from tandemrt.plugins.operators.float8 import FLOAT8
 from tandemrt.plugins.operators.float_tiles import tiled
-from tandemrt.plugins.operators.int4_interleaved import by_tile, interleaved
+from tandemrt.plugins.operators.low_bit_interleaved import by_tile, interleaved
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.reference.float8 import quantize_tokens
@@ -409,7 +409,7 @@ def _by_float4(kind: np.dtype[Any]) -> Iterator[Case]:
     yield Case({**inputs, "prompt_rows": np.zeros(20, np.int32)}, {"group_size": group // 2})
 
 
-def _by_int4_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG001
+def _by_low_bits_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG001
     """Numbers of rows around what the kernel takes at once, whole tiles and steps, and others."""
     rng = np.random.default_rng(9)
     sizes = [((1,), 32, 8, 32), ((2, 3), 100, 37, 32), ((5,), 192, 24, 64), ((35,), 64, 200, 32), ((4,), 320, 8, 128)]
@@ -440,7 +440,7 @@ def interleaved_weight(
     more: Collection[str] = (),
     groups_per_scale: int = 1,
 ) -> dict[str, np.ndarray]:
-    """Return random inputs of ``int4_int8_matmul`` for a weight, with ``more`` optional ones."""
+    """Return random inputs of ``low_bit_int8_matmul`` for a weight, with ``more`` optional ones."""
     groups = -(-32 * -(-inner // 32) // group)  # of whole steps
     scales = groups // groups_per_scale
     values = {
@@ -552,7 +552,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "int4_matmul": _by_int4,
     "int8_matmul": _by_int8,
     "float4_matmul": _by_float4,
-    "int4_int8_matmul": _by_int4_and_int8,
+    "low_bit_int8_matmul": _by_low_bits_and_int8,
     "tiled_matmul": _by_tiles,
     "decode_attention": _decoded,
     "float8_matmul": _unscaled,

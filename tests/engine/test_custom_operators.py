@@ -25,7 +25,7 @@ from tests.engine.test_row_bits import test_an_operator_gives_a_row_the_same_bit
 from tests.makers import tiny_checkpoint, write_recipe
 
 OPERATORS = custom_operators.OPERATORS
-BUILT = [("int4", "int4_int8_matmul", "MatMulNBits"), ("float32", "tiled_matmul", "FusedMatMul")]  # dtype, operators
+BUILT = [("int4", "low_bit_int8_matmul", "MatMulNBits"), ("float32", "tiled_matmul", "FusedMatMul")]  # dtype, operators
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1\nngram_max = 3'
 
 

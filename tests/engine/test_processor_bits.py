@@ -108,4 +108,4 @@ def test_a_matmul_of_any_shape_gives_the_same_bits_without_avx512(
         weight["weight"][:] = 255
     arrays = {"x": inputs_of(inputs, rows, inner, rng), **weight, "out": np.zeros((rows, width), np.float32)}
     tensors = {name: to_torch(array) for name, array in arrays.items()}
-    assert_equal_bits("int4_int8_matmul", tensors, {"bits": bits, "group_size": group, "width": width})
+    assert_equal_bits("low_bit_int8_matmul", tensors, {"bits": bits, "group_size": group, "width": width})

@@ -45,7 +45,7 @@ MATMULS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, in
         "mixed",
         INNER,
     ),
-    "int4_int8_matmul": (
+    "low_bit_int8_matmul": (
         {"x": normal(ROWS, INNER)},
         {
             "weight": torch.from_numpy(np.random.default_rng(1).integers(0, 256, (20, 1280)).astype(np.uint8)),
@@ -122,13 +122,13 @@ def test_a_tiled_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(dtype: 
 
 
 @pytest.mark.parametrize(("bits", "width"), [(4, 8), (4, 24), (4, 70), (5, 24), (6, 24)])  # widths as above
-def test_an_int4_int8_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(bits: int, width: int) -> None:
+def test_a_low_bit_int8_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(bits: int, width: int) -> None:
     rows, inner, group, rng = 42, 256, 16 if bits == 6 else 32, np.random.default_rng(1)
     more = {4: (), 5: ("offsets", "subscales", "suboffsets"), 6: ("subscales",)}[bits]
     weight = interleaved_weight(rng, width, inner, group, bits, more=more, groups_per_scale=1 if bits == 4 else 8)
     tensors = {name: to_torch(array) for name, array in weight.items()}
     attributes = {"bits": bits, "group_size": group, "width": width}
-    hold_in_calls_of_every_size("int4_int8_matmul", normal(rows, inner), tensors, attributes, range(2, rows + 1))
+    hold_in_calls_of_every_size("low_bit_int8_matmul", normal(rows, inner), tensors, attributes, range(2, rows + 1))
 
 
 @pytest.mark.parametrize("threads", [1, 2])

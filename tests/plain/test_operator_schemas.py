@@ -15,7 +15,7 @@ ROW_DEPENDENT = {  # operators whose results for a token may depend on other tok
     "verify_draft_probs",
     "sample_draft",
     "latent_attention",
-    "int4_int8_matmul",
+    "low_bit_int8_matmul",
     "tiled_matmul",
     "decode_attention",
 }

@@ -1,11 +1,11 @@
-"""``int4_int8_matmul``: inputs in 8 bits times weights of 4 to 6 bits (plugins/operators/int4_interleaved.py)."""
+"""``low_bit_int8_matmul``: inputs in 8 bits times weights of 4 to 6 bits (plugins/operators/low_bit_interleaved.py)."""
 
 import numpy as np
 
-from tandemrt.plugins.operators.int4_interleaved import STEP, TINY, by_output, deinterleaved
+from tandemrt.plugins.operators.low_bit_interleaved import STEP, TINY, by_output, deinterleaved
 
 
-def int4_int8_matmul(
+def low_bit_int8_matmul(
     x: np.ndarray,
     weight: np.ndarray,
     scales: np.ndarray,

@@ -1,6 +1,6 @@
-/* Rows of int4_int8_matmul, compiled for each kind of processor. int4_int8_matmul.c defines what differs: NAME, TARGET,
- * VECTOR_TILES, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, ADD_PAIR, WHOLE and MULTIPLY_ADD. All kinds give the same
- * bits. */
+/* Rows of low_bit_int8_matmul, compiled for each kind of processor. low_bit_int8_matmul.c defines what differs: NAME,
+ * TARGET, VECTOR_TILES, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, ADD_PAIR, WHOLE and MULTIPLY_ADD. All kinds give the
+ * same bits. */
 
 /* Compute ``rows`` rows of VECTOR_TILES tiles of weights of ``bits`` bits; both are constants. A tile that is missing
  * computes the first one again. */

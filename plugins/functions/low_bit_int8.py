@@ -1,4 +1,4 @@
-"""``int4_int8_matmul`` in standard operators; see plugins/reference/int4_int8.py.
+"""``low_bit_int8_matmul`` in standard operators; see plugins/reference/low_bit_int8.py.
 
 It runs where no C compiler builds the kernel. Products of a step, or of half a step with 6 bits, are sums of integers,
 exact in float32.
@@ -11,18 +11,18 @@ import onnx_ir as ir
 
 from tandemrt.plugins.functions.body import FLOAT32, INT64, UINT8, UINT64, Body, BodyValue
 from tandemrt.plugins.functions.int4 import halves
-from tandemrt.plugins.operators.int4_interleaved import OUTPUTS, RUNS, STEP, TINY
+from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS, RUNS, STEP, TINY
 
 OPTIONAL = ("zeros", "offsets", "subscales", "suboffsets")  # inputs
 _FIRST, _STEP, _HALVES = (np.array([value], np.int64) for value in (0, STEP, RUNS // 2))
 
 
-def int4_int8_matmul(present: Collection[str], overload: str = "") -> ir.Function:
+def low_bit_int8_matmul(present: Collection[str], overload: str = "") -> ir.Function:
     """x [..., inner] → out [..., width] in float32.
 
     ``present``: the names of the inputs. ``overload``: see int4_matmul.
     """
-    body = Body.up_to("int4_int8_matmul", present)
+    body = Body.up_to("low_bit_int8_matmul", present)
     x, width = body["x"], body.integer("width")
     integers = _integers(body, body["weight"])
     steps = integers.size(0)
@@ -57,7 +57,7 @@ def int4_int8_matmul(present: Collection[str], overload: str = "") -> ir.Functio
 
 def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # noqa: ARG001
     """Return the functions; see Function in plugins/operators/launch.py."""
-    return (int4_int8_matmul(present),)
+    return (low_bit_int8_matmul(present),)
 
 
 def _halves_of_step(body: Body) -> BodyValue:

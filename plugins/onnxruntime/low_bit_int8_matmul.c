@@ -1,5 +1,5 @@
-/* The operator int4_int8_matmul as a custom operator of onnxruntime: x @ w.T for weights of 4 to 6 bits and inputs
- * rounded to 8 bits (plugins/reference/int4_int8.py defines both).
+/* The operator low_bit_int8_matmul as a custom operator of onnxruntime: x @ w.T for weights of 4 to 6 bits and inputs
+ * rounded to 8 bits (plugins/reference/low_bit_int8.py defines both).
  *
  * A row has the same bits in any call, with AVX2 and with AVX-512: sums of 32 products, or 16 with 6 bits, are exact
  * integers, and every row adds these sums in the same order by the same operations. Rows share the unpacking of a
@@ -219,7 +219,7 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #define ADD_PAIR(sums, low, first, high, second, bits) add_pair(sums, low, first, high, second, bits)
 #define WHOLE(sums, bits) whole(sums, bits)
 #define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
-#include "int4_int8_rows.h"
+#include "low_bit_int8_rows.h"
 
 #ifndef NO_AVX512
 #undef NAME
@@ -245,7 +245,7 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #define ADD_PAIR(sums, low, first, high, second, bits) ((Words16)DOT(DOT(sums, low, first), high, second))
 #define WHOLE(sums, bits) _mm512_cvtepi32_ps((__m512i)(sums))
 #define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
-#include "int4_int8_rows.h"
+#include "low_bit_int8_rows.h"
 #endif /* NO_AVX512 */
 #endif /* x86-64 */
 
@@ -317,7 +317,7 @@ static OrtStatus* compute(void* self, void* context) {
     for (size_t i = 1; i < INPUTS; i++)
         fit &= inputs[i] == NULL || ((size_t)shapes[i][0] == tiles && (size_t)shapes[i][1] == sizes[i]);
     if (!fit) {
-        status = failure(api, "int4_int8_matmul: the shapes of the inputs do not fit");
+        status = failure(api, "low_bit_int8_matmul: the shapes of the inputs do not fit");
         goto done;
     }
     dims[rank - 1] = kernel->width;
@@ -327,7 +327,7 @@ static OrtStatus* compute(void* self, void* context) {
     call.out = made;
     scratch = malloc(steps * sizeof(Rounded));
     if (scratch == NULL) {
-        status = failure(api, "int4_int8_matmul: out of memory");
+        status = failure(api, "low_bit_int8_matmul: out of memory");
         goto done;
     }
     call.rounded = scratch;
@@ -343,11 +343,9 @@ done:
     return status;
 }
 
-static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void** made) {
+static OrtStatus* init(OrtApi api, const void* info, void* made) {
     OrtStatus* status = NULL;
-    Kernel* kernel = malloc(sizeof(Kernel));
-    (void)op;
-    if (kernel == NULL) return failure(api, "int4_int8_matmul: out of memory");
+    Kernel* kernel = made;
     *kernel = (Kernel){api, 0, 0, 0, round_row, rows_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
@@ -362,40 +360,18 @@ static OrtStatus* create(const Operator* op, OrtApi api, const void* info, void*
     TRY(read_integer(api, info, "group_size", &kernel->group_size));
     TRY(read_integer(api, info, "width", &kernel->width));
     if (kernel->bits < 4 || kernel->bits > 6 || kernel->width < 1)
-        status = failure(api, "int4_int8_matmul: bits must be 4, 5 or 6, and width positive");
+        status = failure(api, "low_bit_int8_matmul: bits must be 4, 5 or 6, and width positive");
     else if (kernel->group_size < 1 || kernel->group_size % (int64_t)(STEP / PARTS(kernel->bits)))
-        status = failure(api, "int4_int8_matmul: group_size must be a multiple of 32, or of 16 with 6 bits");
+        status = failure(api, "low_bit_int8_matmul: group_size must be a multiple of 32, or of 16 with 6 bits");
 done:
-    if (status) free(kernel);
-    *made = status ? NULL : kernel;
     return status;
 }
 
-static const char* name(const Operator* op) {
-    (void)op;
-    return "int4_int8_matmul";
-}
-static int input_type(const Operator* op, size_t i) {
-    static const int types[INPUTS] = {1, 2, 1, 2, 1, 3, 3}; /* 1: float, 2: uint8, 3: int8 */
-    (void)op;
-    return types[i];
-}
-static size_t input_count(const Operator* op) {
-    (void)op;
-    return INPUTS;
-}
-static int input_kind(const Operator* op, size_t i) {
-    (void)op;
-    return i >= 3; /* optional */
-}
-
-const Operator int4_int8_matmul = {
-    COMMON,
-    .name = name,
-    .input_type = input_type,
-    .input_count = input_count,
-    .input_kind = input_kind,
-    .output_count = output_count,
-    .create_v2 = create,
-    .compute_v2 = compute,
+const OwnOperator low_bit_int8_matmul = {
+    SEEN,
+    .name = "low_bit_int8_matmul",
+    .inputs = INPUTS,
+    .optional_inputs = 4,
+    .outputs = 1,
+    .input_types = {FLOAT, UINT8, FLOAT, UINT8, FLOAT, INT8, INT8},
 };

@@ -1,4 +1,4 @@
-"""Layout of a weight of ``int4_int8_matmul``, of 4 to 6 bits: the integers of eight outputs alternate.
+"""Layout of a weight of ``low_bit_int8_matmul``, of 4 to 6 bits: the integers of eight outputs alternate.
 
 A vector register therefore holds four inputs of eight outputs, and no sum crosses its lanes.
 """
