@@ -17,7 +17,7 @@ from tandemrt.export.quantize.gguf.split import only_model, parts_of, vision_fil
 from tandemrt.export.quantize.writer import Progress
 from tandemrt.export.read.quantization.gguf import GGUF_TYPES, MATMUL_TYPES
 from tandemrt.export.staging import sole_builder, staged, unwritable_cache
-from tandemrt.plugins.onnxruntime.custom_operators import library
+from tandemrt.plugins.onnxruntime.custom_operators import has_kernels
 
 _FORMAT = 4  # of the written folders; another number writes them again
 
@@ -111,7 +111,7 @@ def kept_types(*, on_cpu: bool, compute: str, draft_shares: bool) -> KeptTypes:
 
     ``draft_shares``: the draft reads the target's embedding or head, and needs floats there.
     """
-    if on_cpu and compute == "float32" and library() is not None:
+    if on_cpu and compute == "float32" and has_kernels():
         return KeptTypes(GGUF_TYPES, everywhere=not draft_shares)
     return KeptTypes(MATMUL_TYPES, everywhere=False)
 

@@ -20,7 +20,7 @@ from tandemrt.export.read.quantization.scheme import Quantization
 from tandemrt.export.read.shard import Shard
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
-from tandemrt.plugins.onnxruntime.custom_operators import library
+from tandemrt.plugins.onnxruntime.custom_operators import has_kernels
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Model:
     @property
     def tiled(self) -> bool:
         """Whether unquantized weights are for the operator tiled_matmul: on a CPU with a compiler for its kernel."""
-        return self.on_cpu and self.compute == "float32" and library() is not None
+        return self.on_cpu and self.compute == "float32" and has_kernels()
 
     @property
     def tiles(self) -> str | None:
@@ -62,7 +62,7 @@ class Model:
     @property
     def interleaved(self) -> bool:
         """Whether 4-bit weights are for the operator low_bit_int8_matmul: on a CPU with a compiler for its kernel."""
-        return self.on_cpu_in_float32 and library() is not None
+        return self.on_cpu_in_float32 and has_kernels()
 
     @property
     def on_cpu_in_float32(self) -> bool:

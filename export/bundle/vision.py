@@ -18,7 +18,7 @@ from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.vision import TOWERS, VisionSpec, tower_tensors
 from tandemrt.export.read.vision_language import vision_language
-from tandemrt.plugins.onnxruntime.custom_operators import library
+from tandemrt.plugins.onnxruntime.custom_operators import has_kernels
 
 ROLE: EngineName = "vision"
 
@@ -82,7 +82,7 @@ def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple
 
 def _require_both_ways(entry: VisionEntry, recipe: Recipe, target: Model) -> None:
     """Raise BadCheckpoint unless tokens of an image can attend to later ones."""
-    if recipe.backend.lowering != "grouped" or target.compute != "float32" or library() is None:
+    if recipe.backend.lowering != "grouped" or target.compute != "float32" or not has_kernels():
         raise BadCheckpoint(
             f"{target.spec.family}: tokens of an image attend to later ones, which {CPU} computes in float32, with a C "
             "compiler here; not this recipe's backend or dtype"

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS, interleaved_shape
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
+from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS, interleaved_shape
 
 
 @dataclass(frozen=True)

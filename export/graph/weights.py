@@ -18,8 +18,8 @@ from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import require_scales
 from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.float_tiles import OUTPUTS, tiled_shape
-from tandemrt.plugins.operators.low_bit_interleaved import GROUP_SIZES as INTERLEAVED_GROUPS
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES
+from tandemrt.plugins.operators.low_bit_interleaved import GROUP_SIZES as INTERLEAVED_GROUPS
 
 _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
 # Old Llama checkpoints store it; config.json defines it.

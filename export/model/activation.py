@@ -10,7 +10,7 @@ from tandemrt.export.model.linear import Linear, merge_linears
 from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import Activation, ClampedSwiglu
 from tandemrt.plugins.functions.swiglu import swiglu
-from tandemrt.plugins.onnxruntime.custom_operators import library
+from tandemrt.plugins.onnxruntime.custom_operators import has_kernels
 from tandemrt.plugins.operators.constants import DOMAIN
 
 
@@ -62,7 +62,7 @@ def joined_matmul_and_kernel(
     b: GraphBuilder, x: ir.Value, w: Weights, gate: Linear | None, up: Linear, *, kind: Activation, layer: int
 ) -> ir.Value:
     """Append as joined_matmul_and_swiglu does if a C compiler builds the operator's kernel here, in float32."""
-    if gate is None or kind != "silu" or w.dtype != "float32" or library() is None:
+    if gate is None or kind != "silu" or w.dtype != "float32" or not has_kernels():
         return joined_matmul(b, x, w, gate, up, kind=kind, layer=layer)
     b.add_function("swiglu", swiglu)
     return joined_matmul_and_swiglu(b, x, w, gate, up, kind=kind, layer=layer)

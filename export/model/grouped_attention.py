@@ -31,7 +31,7 @@ from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import Heads
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.functions.decode_attention import decode_attention
-from tandemrt.plugins.onnxruntime.custom_operators import library
+from tandemrt.plugins.onnxruntime.custom_operators import has_kernels
 from tandemrt.plugins.operators.constants import DOMAIN
 
 _TILE = 64  # tokens of a prompt that the operator computes at once for wide heads
@@ -284,7 +284,7 @@ class GroupedAttention:
         """Whether ``decode_attention`` supports the layer, and a C compiler builds its kernel here."""
         plain = attention.sinks is None and not self.spec.scales.attention_softcap
         halves = attention.rope is None or not attention.rope.interleaved
-        return plain and halves and w.dtype == "float32" and attention.heads.dim <= _WIDEST and library() is not None
+        return plain and halves and w.dtype == "float32" and attention.heads.dim <= _WIDEST and has_kernels()
 
     def _by_kernel(
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache

@@ -11,7 +11,7 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import LIBRARY, dims_of
 from tandemrt.export.passes.graph_pass import graph_pass, nodes_in_order, values_typed
 from tandemrt.plugins.functions.residual_norm import residual_norm
-from tandemrt.plugins.onnxruntime.custom_operators import library
+from tandemrt.plugins.onnxruntime.custom_operators import has_kernels
 from tandemrt.plugins.operators.constants import DOMAIN
 
 _OPERATOR = "SkipSimplifiedLayerNormalization"
@@ -105,7 +105,7 @@ def use_residual_norm_kernel(model: ir.Model) -> int:
     The operator's C kernel takes less time for few rows. Without a C compiler nothing is replaced.
     """
     count = 0
-    for norm in [each for each in model.graph if library() is not None and _has_kernel(each)]:
+    for norm in [each for each in model.graph if has_kernels() and _has_kernel(each)]:
         x, skip, weight = norm.inputs
         fused = _residual_norm(norm, skip, x, weight)
         replaced = [norm.outputs[0], norm.outputs[3]]

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype
-from tandemrt.plugins.operators.low_bit_interleaved import by_tile, interleaved
 from tandemrt.plugins.operators.int4_layout import in_tiles, padded_inner, scales_of_output
 from tandemrt.plugins.operators.int8_layout import bytes_in_tiles
+from tandemrt.plugins.operators.low_bit_interleaved import by_tile, interleaved
 
 GROUP_SIZE = 32  # values per scale: as fast as larger groups (docs/benchmarks.md), and the most exact
 _AT_ONCE = 1 << 22  # values quantized in one step, to bound the memory use

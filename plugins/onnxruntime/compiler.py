@@ -17,20 +17,28 @@ COMPILERS = ("cc", "gcc", "clang")  # after $CC
 _TIMEOUT_S = 600.0  # a busy machine needs many times the usual seconds
 
 
-def compile_library(sources: Sequence[Path], path: Path, options: Sequence[str]) -> Path | None:
-    """Compile ``sources`` into the library ``path`` and return it; None without a compiler that works.
+def find_compiler(source: Path, options: Sequence[str]) -> str | None:
+    """Return a C compiler that accepts ``source`` with ``options``; None if there is none."""
+    wanted = [*filter(None, [os.environ.get("CC")]), *COMPILERS]
+    compiler = next(filter(None, map(shutil.which, wanted)), None)
+    if compiler is not None:
+        try:
+            _run(compiler, options, "-fsyntax-only", str(source))
+        except subprocess.SubprocessError as error:
+            _warn(compiler, error)
+            return None
+    return compiler
+
+
+def compile_library(compiler: str, sources: Sequence[Path], path: Path, options: Sequence[str]) -> Path | None:
+    """Compile ``sources`` by ``compiler`` into the library ``path`` and return it; None if it cannot.
 
     Raises OSError if ``path`` cannot be written or loaded.
     """
-    wanted = [*filter(None, [os.environ.get("CC")]), *COMPILERS]
-    compiler = next(filter(None, map(shutil.which, wanted)), None)
-    if compiler is None:
-        return None
     partial = path.with_name(f"{path.name}.{os.getpid()}")
 
     def run(*arguments: str) -> None:
-        command = [compiler, *options, *arguments]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        _run(compiler, options, *arguments)
 
     try:
         with TemporaryDirectory(dir=path.parent) as folder:
@@ -41,9 +49,18 @@ def compile_library(sources: Sequence[Path], path: Path, options: Sequence[str])
         partial.chmod(0o700)
         partial.replace(path)
     except subprocess.SubprocessError as error:
-        said = getattr(error, "stderr", None) or str(error)
-        log.warning("kernels for this CPU cannot be compiled by %s: %s", compiler, str(said).strip()[-200:])
+        _warn(compiler, error)
         return None
     finally:
         partial.unlink(missing_ok=True)
     return path
+
+
+def _run(compiler: str, options: Sequence[str], *arguments: str) -> None:
+    command = [compiler, *options, *arguments]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+
+
+def _warn(compiler: str, error: subprocess.SubprocessError) -> None:
+    said = getattr(error, "stderr", None) or str(error)
+    log.warning("kernels for this CPU cannot be compiled by %s: %s", compiler, str(said).strip()[-200:])

@@ -7,9 +7,10 @@ session runs the ONNX function of an operator, which is slow.
 import hashlib
 import logging
 import platform
+from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
-from threading import Lock
+from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
 from tandemrt.engines.user_cache import cache_folder, is_private, make_private
@@ -26,7 +27,7 @@ _OPTIONS = ("-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisi
 _FOLDER = Path(__file__).parent
 _SOURCES = (*(f"{operator}.c" for operator in OPERATORS), "register.c")
 _HEADERS = ("attend.h", "custom_operator.h", "low_bit_int8_rows.h", "vectors.h")
-_compiling = Lock()
+_beginning = Lock()
 _loading = Lock()  # the library makes its domain when it is first loaded, and sessions open in several threads
 
 
@@ -49,29 +50,68 @@ def load(options: "onnxruntime.SessionOptions") -> None:
         )
 
 
+def has_kernels() -> bool:
+    """Return whether this machine has the compiled kernels, or a C compiler that works.
+
+    The compiler then begins in a thread, so that a build goes on during the seconds that it takes.
+    """
+    begun = _begun()
+    return not begun.done() or begun.result() is not None
+
+
 def library() -> Path | None:
     """Return the compiled kernels, compiled now if the cache has none; None without a compiler that works.
 
     A library in the cache needs no compiler, so a cache folder can be copied to a machine that has none.
     """
-    with _compiling:
+    return _begun().result()
+
+
+def _begun() -> "Future[Path | None]":
+    with _beginning:
         return _library()
 
 
 @cache
-def _library() -> Path | None:
+def _library() -> "Future[Path | None]":
     sources = [(_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
     key = hashlib.sha256(repr((sources, _OPTIONS, platform.system(), platform.machine())).encode()).hexdigest()
     path = cache_folder() / "custom_operators" / f"{key}.so"
     make_private(path.parent)
+    future: Future[Path | None] = Future()
     try:
-        if not is_private(path.parent):
-            return None
-        if path.is_file():
-            return path if is_private(path) else None
-        from tandemrt.plugins.onnxruntime.compiler import compile_library  # usually the cache has it
-
-        return compile_library([_FOLDER / name for name in _SOURCES], path, _OPTIONS)
+        if not is_private(path.parent) or (path.is_file() and not is_private(path)):
+            future.set_result(None)
+        elif path.is_file():
+            future.set_result(path)
     except OSError as error:
-        log.warning("kernels for this CPU cannot be compiled into %s: %s", path.parent, error)
-        return None
+        _report(path, error)
+        future.set_result(None)
+    if not future.done():
+        _begin_compiling(path, future)
+    return future
+
+
+def _begin_compiling(path: Path, future: "Future[Path | None]") -> None:
+    """Compile the kernels in a thread, which sets ``future``. It is None at once without a compiler that works."""
+    from tandemrt.plugins.onnxruntime.compiler import compile_library, find_compiler  # usually the cache has them
+
+    compiler = find_compiler(_FOLDER / _SOURCES[-1], _OPTIONS)
+    if compiler is None:
+        future.set_result(None)
+        return
+
+    def run() -> None:
+        try:
+            future.set_result(compile_library(compiler, [_FOLDER / name for name in _SOURCES], path, _OPTIONS))
+        except OSError as error:
+            _report(path, error)
+            future.set_result(None)
+        except BaseException as error:  # raised again by ``library``
+            future.set_exception(error)
+
+    Thread(target=run, name="compile-kernels").start()
+
+
+def _report(path: Path, error: OSError) -> None:
+    log.warning("kernels for this CPU cannot be compiled into %s: %s", path.parent, error)

@@ -13,9 +13,9 @@ from tandemrt.plugins.implementations import launcher, reference
 from tandemrt.plugins.operators.constants import ACTIVATIONS, SILU_EXPERTS, OutputNorm
 from tandemrt.plugins.operators.float8 import FLOAT8
 from tandemrt.plugins.operators.float_tiles import tiled
-from tandemrt.plugins.operators.low_bit_interleaved import by_tile, interleaved
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.operators.low_bit_interleaved import by_tile, interleaved
 from tandemrt.plugins.reference.float8 import quantize_tokens
 from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch
 from tests.engine import attention_cases, latent_cases, recurrent_cases

@@ -98,6 +98,21 @@ def test_a_library_is_compiled_once_for_all_processes_of_its_user(
     assert custom_operators.library() is None
 
 
+def test_a_build_goes_on_while_the_kernels_are_compiled(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begin, compiler = tmp_path / "begin", tmp_path / "cc"
+    checks = 'case "$*" in *-fsyntax-only*) exit 0; esac'
+    compiler.write_text(f"#!/bin/sh\n{checks}\nwhile [ ! -e {begin} ]; do sleep 0.1; done\nexit 1\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    assert custom_operators.has_kernels()
+    begin.touch()
+    assert custom_operators.library() is None
+    assert not custom_operators.has_kernels()
+    assert not [*cache_folder.iterdir()]
+
+
 @pytest.mark.parametrize("option", ["-DPORTABLE", "-DNO_AVX512"])
 @pytest.mark.usefixtures("cache_folder")
 def test_kernels_of_other_processors_equal_the_reference(option: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +143,7 @@ def test_a_build_uses_an_operator_only_with_a_compiler(
 ) -> None:
     if not compiler:
         for module in (models, grouped_attention, activation, residual_norms):
-            monkeypatch.setattr(module, "library", lambda: None)
+            monkeypatch.setattr(module, "has_kernels", lambda: False)
     target = tiny_checkpoint(tmp_path / "t", layers=1, head_dim=32)
     recipe = write_recipe(tmp_path / "r.toml", target=target, dtype=dtype, drafting=NGRAM)
     report = build(Recipe.load(recipe), tmp_path / "bundle")
