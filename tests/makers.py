@@ -303,6 +303,10 @@ _QWEN2_5_TOWER = {
     "hidden_act": "silu",
     "window_size": 16,
     "fullatt_block_indexes": [1],
+    "tokens_per_second": 2,
+    "in_channels": 3,
+    "in_chans": 3,
+    "spatial_patch_size": 4,
 }
 _QWEN2_5_VL: dict[str, Any] = {
     "num_attention_heads": 2,

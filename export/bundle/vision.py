@@ -25,10 +25,14 @@ ROLE: EngineName = "vision"
 
 @dataclass(frozen=True)
 class VisionTower:
-    """A tower and the checkpoint that its graph points into: the target's tensors, or their copies in the bundle."""
+    """A tower and the checkpoint that its graph points into: the target's tensors, or their copies in the bundle.
+
+    ``attends_in``: the dtype of its attention.
+    """
 
     spec: VisionSpec
     checkpoint: Checkpoint
+    attends_in: str
 
     @classmethod
     def open(cls, target: Model) -> "VisionTower":
@@ -36,7 +40,9 @@ class VisionTower:
         spec, tensors = VisionSpec.from_hf(target.source, target.spec.hidden), tower_tensors(target.source)
         if quantized := next((tensor for tensor in tensors.values() if tensor.dtype not in COMPUTE), None):
             raise BadCheckpoint(f"{quantized.file}: a tower's weights should not be quantized, {quantized.name!r} is")
-        return cls(spec, replace(target.source, config={}, tensors=tensors, stored_names={}))
+        narrow = target.compute == "bfloat16" and not target.on_cpu and not spec.entry.window_side
+        attends_in = "bfloat16" if narrow else VISION_DTYPE
+        return cls(spec, replace(target.source, config={}, tensors=tensors, stored_names={}), attends_in)
 
     def placed(self, folder: Path) -> "VisionTower":
         """Return the tower with its tensors copied into ``folder``; graphs only refer to files next to them."""
@@ -53,7 +59,7 @@ class VisionTower:
 
     @property
     def graph(self) -> Graph:
-        make = partial(build_vision, self.spec, self.checkpoint)
+        make = partial(build_vision, self.spec, self.checkpoint, self.attends_in)
         return Graph(ROLE, f"{ROLE}/model.onnx", VISION_DTYPE, vision_contract(self.spec), make)
 
 

@@ -5,6 +5,7 @@ the patches of a square: one after the last layer, and one after each tap (DeepS
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -27,8 +28,11 @@ def vision_contract(spec: VisionSpec) -> Contract:
     return contract.vision(pixels=spec.pixels, corners=corners, window=window, width=spec.levels * spec.out)
 
 
-def build_vision(spec: VisionSpec, checkpoint: Checkpoint) -> ir.Model:
+def build_vision(spec: VisionSpec, checkpoint: Checkpoint, attends_in: str = VISION_DTYPE) -> ir.Model:
     """Build the graph; ``checkpoint`` has only the tower's tensors, under their names in it.
+
+    ``attends_in``: dtype of queries, keys and values. For bfloat16, which has the range of float32, GPUs have a fast
+    kernel.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen.
     """
@@ -44,8 +48,8 @@ def build_vision(spec: VisionSpec, checkpoint: Checkpoint) -> ir.Model:
     levels: list[ir.Value] = []
     for layer in range(spec.layers):
         with b.scope(f"blocks.{layer}"):
-            windows = None if layer in spec.whole_layers else inputs
-            stream = _block(b, w, spec, stream, tables, f"{spec.names.layer}.{layer}", windows)
+            attention = _Attention(spec, attends_in, None if layer in spec.whole_layers else inputs)
+            stream = _block(b, w, spec, stream, tables, f"{spec.names.layer}.{layer}", attention)
         if layer in spec.taps:
             with b.scope(f"taps.{layer}"):
                 name = f"deepstack_merger_list.{spec.taps.index(layer)}"
@@ -100,7 +104,7 @@ def _block(
     stream: ir.Value,
     tables: tuple[ir.Value, ir.Value] | None,
     name: str,
-    windows: Mapping[str, ir.Value] | None,
+    attention: "_Attention",
 ) -> ir.Value:
     names, hidden = spec.names, spec.hidden
     normed = _norm(b, w, spec, stream, f"{name}.{names.norms[0]}")
@@ -110,7 +114,7 @@ def _block(
     query, key, value = b.ops("Split", batched, b.constant([hidden] * 3), outputs=3, axis=-1)
     if tables is not None:
         query, key = (b.op("RotaryEmbedding", rows, *tables, num_heads=spec.heads) for rows in (query, key))
-    mixed = _attention(b, w, spec, (query, key, value), windows)
+    mixed = attention(b, query, key, value)
     stream = b.op("Add", stream, Linear.stored(f"{name}.{names.out}", hidden, bias=True)(b, mixed, w))
     normed = _norm(b, w, spec, stream, f"{name}.{names.norms[1]}")
     *ups, down = (f"{name}.{each}" for each in names.mlp)
@@ -122,32 +126,33 @@ def _block(
     return b.op("Add", stream, Linear.stored(down, hidden, bias=True)(b, activated, w))
 
 
-def _attention(
-    b: GraphBuilder,
-    w: Weights,
-    spec: VisionSpec,
-    parts: Sequence[ir.Value],
-    windows: Mapping[str, ir.Value] | None,
-) -> ir.Value:
-    """Return what each patch reads of all patches, or of those in its window, [patches, hidden].
+@dataclass(frozen=True)
+class _Attention:
+    """Attention of each patch to all patches, or within its window if there are ``windows``, inputs of the graph."""
 
-    ``parts``: queries, keys and values, [1, patches, hidden].
-    """
-    if windows is None:
-        return b.op("Squeeze", _mixed(b, w, spec, parts, (1, "patches")), b.constant([0]))
-    flat = [b.op("Squeeze", part, b.constant([0])) for part in parts]
-    padded = [b.op("Gather", part, windows["windows"], axis=0) for part in flat]
-    size = (spec.entry.window_side * spec.entry.merge_size) ** 2
-    mixed = _mixed(b, w, spec, [*padded, None, windows["window_mask"]], ("windows", size))
-    return b.op("Gather", b.op("Reshape", mixed, b.constant([-1, spec.hidden])), windows["window_places"], axis=0)
+    spec: VisionSpec
+    dtype: str
+    windows: Mapping[str, ir.Value] | None
 
+    def __call__(self, b: GraphBuilder, *parts: ir.Value) -> ir.Value:
+        """Return [patches, hidden]; ``parts``: queries, keys and values, [1, patches, hidden]."""
+        parts = tuple(b.cast(part, self.dtype) for part in parts)
+        if self.windows is None:
+            mixed = b.op("Squeeze", self._mixed(b, parts, (1, "patches")), b.constant([0]))
+        else:
+            flat = [b.op("Squeeze", part, b.constant([0])) for part in parts]
+            padded = [b.op("Gather", part, self.windows["windows"], axis=0) for part in flat]
+            size = (self.spec.entry.window_side * self.spec.entry.merge_size) ** 2
+            in_windows = self._mixed(b, [*padded, None, self.windows["window_mask"]], ("windows", size))
+            rows = b.op("Reshape", in_windows, b.constant([-1, self.spec.hidden]))
+            mixed = b.op("Gather", rows, self.windows["window_places"], axis=0)
+        return b.cast(mixed, VISION_DTYPE)
 
-def _mixed(
-    b: GraphBuilder, w: Weights, spec: VisionSpec, inputs: Sequence[ir.Value | None], dims: tuple[int | str, int | str]
-) -> ir.Value:
-    """Append attention, [*dims, hidden]: onnxruntime computes tiles, and never a row of scores for every patch."""
-    outputs = [(w.dtype, (*dims, spec.hidden))]
-    return b.custom("MultiHeadAttention", *inputs, domain=LIBRARY, outputs=outputs, num_heads=spec.heads)[0]
+    def _mixed(self, b: GraphBuilder, inputs: Sequence[ir.Value | None], dims: tuple[int | str, int | str]) -> ir.Value:
+        """Append attention, [*dims, hidden]: onnxruntime computes tiles, and never a row of scores for every patch."""
+        outputs = [(self.dtype, (*dims, self.spec.hidden))]
+        heads = self.spec.heads
+        return b.custom("MultiHeadAttention", *inputs, domain=LIBRARY, outputs=outputs, num_heads=heads)[0]
 
 
 def _merged(b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value, name: str, *, norm_last: bool) -> ir.Value:

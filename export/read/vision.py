@@ -70,9 +70,9 @@ class VisionSpec:
 
     ``taps``: layers whose streams have mergers of their own (DeepStack). ``frames``: of a patch; those of a still image
     are equal; 0: patches have no such dimension. ``positions``: rows of the table of learned positions; 0: none.
-    ``whole_layers``: those that attend to all patches, and not within windows. ``rope_theta``:
-    of rotations by row and column; None: there are none. ``merger``: an MLP over the joined patches of a square, or the
-    mean of its patches, normed and projected.
+    ``whole_layers``: those that attend to all patches, and not within windows. ``rope_theta``: of rotations by row and
+    column; None: there are none. ``merger``: an MLP over the joined patches of a square, or the mean of its patches,
+    normed and projected.
     """
 
     names: TowerNames
@@ -170,11 +170,8 @@ def _require_width(fields: Fields, hidden: int) -> None:
 
 def _qwen2_5_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     patch, merge = (fields.integer(name, default) for name, default in (("patch_size", 14), ("spatial_merge_size", 2)))
-    window, layers, whole = (
-        fields.integer("window_size", 112),
-        fields.integer("depth"),
-        fields.get("fullatt_block_indexes"),
-    )
+    window, layers = fields.integer("window_size", 112), fields.integer("depth")
+    whole = fields.get("fullatt_block_indexes")
     if window % (patch * merge):
         raise BadCheckpoint(f"{fields.where}.window_size should be a multiple of {patch * merge}, it is {window}")
     if not isinstance(whole, list) or not all(type(layer) is int and 0 <= layer < layers for layer in whole):
@@ -182,6 +179,8 @@ def _qwen2_5_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSp
             f"{fields.where}.fullatt_block_indexes should be layers below {layers}, it is {quoted(whole)}"
         )
     fields.only("hidden_act", "silu")
+    fields.only("in_chans", 3)
+    fields.only("spatial_patch_size", patch)
     fields.skip("tokens_per_second")  # of videos
     _require_width(fields, hidden)
     return VisionSpec(

@@ -24,6 +24,8 @@ from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest, QueueFull
 from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.bundle.vision import open_tower
 from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.check.tower import check_tower
 from tandemrt.runtime.device.backends.opening import open_engines
@@ -362,6 +364,17 @@ def test_an_mtp_layer_drafts_after_images(tmp_path: Path) -> None:
     drafting = f'kind = "mtp"\ncheckpoint = "{folder}"\nnum_draft_tokens = 4'
     with LLM(bundle(tmp_path, folder, "mtp", drafting=drafting)) as llm:
         require_same_texts_without_drafts(llm, 8)
+
+
+@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "BFLOAT16"), ("float16", "FLOAT")])
+def test_a_tower_attends_in_bfloat16_where_its_target_computes_in_it(
+    target: Path, tmp_path: Path, dtype: str, expected: str
+) -> None:
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED, dtype=dtype, length=400))
+    tower, _ = open_tower(recipe, open_models(recipe)[0])
+    assert tower is not None
+    nodes = [node for node in tower.graph.make().graph if node.op_type == "MultiHeadAttention"]
+    assert {value.dtype.name for node in nodes for value in node.inputs if value is not None} == {expected}
 
 
 @pytest.mark.parametrize("opened", ["in_chunks", "paged"])
