@@ -14,7 +14,9 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import FILE_NAME, Delimiter, EngineName, Manifest
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, BadRequest
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.device.backends.onnxruntime.sessions import CPU, open_session
+from tandemrt.runtime.device.backends.opening import open_engines
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:x", "meta", ""])
@@ -177,6 +179,12 @@ except BackendUnavailable as error:
         done = subprocess.run([sys.executable, "-c", script, engine], capture_output=True, text=True, check=True)
     assert "onnxruntime could not start its threads" in done.stdout
     assert "use fewer (threads) or raise the limit (ulimit -u)" in done.stdout
+
+
+def test_an_engine_that_the_bundle_does_not_have_is_named(tiny_bundle: Path) -> None:
+    bundle = Bundle.read(tiny_bundle)
+    with pytest.raises(BadBundle, match="must hold engine 'draft_4'"):
+        open_engines(bundle, torch.device("cpu"), 1, ["draft_4"])
 
 
 def test_a_file_that_is_no_graph_is_a_bad_bundle(tmp_path: Path) -> None:

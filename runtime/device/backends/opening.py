@@ -68,15 +68,15 @@ def open_engines(
     """Open the engines ``names`` of ``bundle``, or all, on ``device``.
 
     ``cuda_graphs``: whether a target over several ranks may use CUDA graphs; other engines leave that to their caller.
-    Raises BackendUnavailable for engines that cannot run here.
+    Raises BackendUnavailable for engines that cannot run here, BadBundle for a name that the bundle does not have.
     """
     require_known_backends(bundle)
-    folders = {name: BACKENDS[entry.backend].folder for name, entry in bundle.manifest.engines.items()}
-    for folder in sorted(set(folders.values())):
+    for folder in sorted({BACKENDS[entry.backend].folder for entry in bundle.manifest.engines.values()}):
         _opener(folder).require_memory(bundle, device)
-    names = list(folders) if names is None else names
+    names = list(bundle.manifest.engines) if names is None else names
+    folders = {name: BACKENDS[bundle.engine(name).backend].folder for name in names}
     opening = Opening(bundle, device, threads, cuda_graphs)
-    openers = {folder: _opener(folder).engine_opener(opening) for folder in {folders[name] for name in names}}
+    openers = {folder: _opener(folder).engine_opener(opening) for folder in set(folders.values())}
 
     def open_one(name: EngineName) -> Engine:
         return openers[folders[name]](name)
