@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tools.bench.agreement import Weights
+from tools.models.agreement import Weights
 
 GROUP = 128  # inputs per scale in 4 bits, as in published checkpoints
 _LARGEST = 448.0  # largest float8_e4m3fn

@@ -1,9 +1,7 @@
 """Write a random target and a draft with a chosen acceptance: speculation at scale without trained models.
 
-    python -m tools.models.random_pair OUT --size 8b --device cuda --acceptance 3.0
-
 The draft is the target's embedding, first layer and lm_head. The target's later layers are scaled down until a round
-gives ``--acceptance`` tokens (tools/bench/agreement.py). Both get a tokenizer (tools/models/filler_tokenizer.py). The
+gives ``acceptance`` tokens (tools/models/agreement.py). Both get a tokenizer (tools/models/filler_tokenizer.py). The
 logits spread as those of a language model, so that a sample has an entropy of a few nats.
 """
 
@@ -13,14 +11,12 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
 from rich.console import Console
 from transformers import AutoConfig
 
-from tools.bench.agreement import Shape, Weights, tune
+from tools.models.agreement import Shape, Weights, tune
 from tools.models.filler_tokenizer import require_room, write_tokenizer
 from tools.models.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
 from tools.models.random_checkpoint import GAINS, Dtype, Family, Size, safetensors_header, vocab_of, write_config
@@ -98,31 +94,6 @@ def write_pair(
     return scale
 
 
-def main(
-    out: Annotated[Path, typer.Argument(help="Folder to write target and draft into.")],
-    size: Annotated[Size, typer.Option(help="Dimensions.")] = Size.SMALL,
-    device: Annotated[str, typer.Option(help="Device that makes the weights: cpu, or cuda for large sizes.")] = "cpu",
-    dtype: Annotated[Dtype, typer.Option(help="Stored dtype.")] = Dtype.BFLOAT16,
-    acceptance: Annotated[float | None, typer.Option(help="Wanted tokens per round. Default: use --scale.")] = None,
-    scale: Annotated[float, typer.Option(help="Factor of the later layers.", min=0)] = 0.05,
-    temperature: Annotated[float, typer.Option(help="Temperature of --acceptance.", min=0.01)] = 0.7,
-    window: Annotated[int, typer.Option("--num-draft-tokens", help="Drafted tokens per round.", min=1)] = 4,
-    seed: Annotated[int, typer.Option(help="Seed of the weights.")] = 0,
-) -> None:
-    """Write a random target and its draft."""
-    write_pair(
-        out,
-        size,
-        device=device,
-        dtype=dtype,
-        acceptance=acceptance,
-        scale=scale,
-        temperature=temperature,
-        window=window,
-        seed=seed,
-    )
-
-
 def special_ids(vocab: int) -> dict[str, int | None]:
     """Return the fields of config.json for the special tokens of tools/models/filler_tokenizer.py."""
     return {"bos_token_id": None, "eos_token_id": vocab - 3, "pad_token_id": vocab - 4}
@@ -186,7 +157,3 @@ def _write_shard(path: Path, shard: Weights) -> int:
             for part in data.split(_PART_BYTES):  # type: ignore[no-untyped-call]
                 stream.write(part.cpu().numpy().data)
     return path.stat().st_size
-
-
-if __name__ == "__main__":
-    typer.run(main)
