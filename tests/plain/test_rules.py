@@ -258,6 +258,7 @@ DEFAULTS: dict[type[BaseModel], dict[str, Any]] = {
         "max_images": 16,
         "max_image_bytes": 20 << 20,
         "max_image_pixels": 50_000_000,
+        "max_image_memory": 2 << 30,
         "generation_config": True,
         "prefix_caching": True,
         "cuda_graphs": True,
