@@ -29,6 +29,7 @@ from tandemrt.export.bundle.graphs import graphs
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.provenance import source_state
 from tandemrt.export.compile.backends import compile_graph
+from tandemrt.export.compile.graph_contract import differences, require_contract
 from tandemrt.export.compile.onnxruntime import graph_file as compiler
 from tandemrt.export.graph.builder import save_model
 from tandemrt.plugins.kernels.nvrtc import compile_program
@@ -461,9 +462,9 @@ def test_a_rebuild_takes_the_place_of_the_old_bundle(copy: Path) -> None:
 
 def test_a_graph_that_departs_from_its_contract_never_becomes_a_bundle(report: BuildReport) -> None:
     bundle = Bundle.open(report.folder)
-    assert compiler.differences(bundle.path("verify"), bundle.contract("verify")) == []
+    assert differences(bundle.path("verify"), bundle.contract("verify")) == []
     with pytest.raises(InternalError, match=r"input draft_probs float32.* is missing"):
-        compiler.require_contract(bundle.path("verify"), bundle.contract("verify_probs"))
+        require_contract(bundle.path("verify"), bundle.contract("verify_probs"))
 
 
 def test_a_graph_that_onnxruntime_refuses_never_becomes_a_bundle(report: BuildReport, tmp_path: Path) -> None:
