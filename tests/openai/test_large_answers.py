@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.runtime.requests import request_size
+from tandemrt.runtime.servers.http import rendering, streaming
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tandemrt.runtime.servers.http.rendering import json_pieces
-from tandemrt.runtime.servers.openai import rendering, streaming
 from tests.openai.client import Served, events, post_head
 from tests.openai.conftest import serving
 from tests.openai.test_connections import held_bytes, port_of
