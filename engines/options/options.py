@@ -188,7 +188,7 @@ class RuntimeOptions(Section):
     prompt_timeout_s: float = Field(
         default=10.0,
         gt=0.0,
-        description="time limit for rendering a chat template, and for tokenizing a long text, in seconds",
+        description="time limit for rendering a chat template, tokenizing a long text, and reading images, in seconds",
     )
     max_images: Annotated[int, BeforeValidator(_integer)] = Field(
         default=16, ge=1, description="the most images of a request"

@@ -1,5 +1,6 @@
 """Prompts: turn a text, token ids or chat messages into token ids, within size and time limits."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -65,7 +66,8 @@ class PromptReader:
         max_bytes: largest number of bytes of a text. The values of a chat may have ``CHAT_FACTOR`` times as many
             characters together. Both are checked before any other work.
         processes: ``prompt_processes``, which render slow templates, tokenize long texts and decode images.
-        timeout_s: time limit of each such task, and of its wait for a process.
+        timeout_s: time limit of each such task, of its wait for a process, and of reading all images of a prompt: after
+            it no further one is begun.
         images: reads the images in messages; None: the model supports text only.
     """
 
@@ -150,8 +152,13 @@ class PromptReader:
         ids = self._encode_messages(chat, messages, in_worker)
         if not sources:
             return ids, None
-        images, tokens = [], len(ids)
+        images, tokens, until = [], len(ids), time.monotonic() + self._timeout_s
         for source in sources:
+            if time.monotonic() > until:
+                raise BadRequest(
+                    f"messages: reading images may take {self._timeout_s:g} s together (prompt_timeout_s), after which "
+                    f"{len(images)} of {len(sources)} were read; send fewer or smaller ones"
+                )
             images.append(self._images.read(source, in_worker))
             tokens += images[-1].tokens - 1
             if tokens > self._limit:  # before the next image needs memory

@@ -208,6 +208,15 @@ def test_low_detail_is_512_pixels_squared(in_chunks: LLM) -> None:
     assert sizes == [(1024, 800), (1024, 800), (576, 448)]
 
 
+def test_no_image_is_begun_after_the_time_for_all_of_them(in_chunks: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    messages = asked(picture(1), "and", picture(2))
+    limits = SamplingParams(max_tokens=1)
+    in_chunks.chat(messages, limits)
+    monkeypatch.setattr(in_chunks._admission._prompts, "_timeout_s", 1e-5)
+    with pytest.raises(BadRequest, match=r"prompt_timeout_s\), after which 1 of 2 were read"):
+        in_chunks.chat(messages, limits)
+
+
 def test_images_of_requests_that_have_not_ended_count_against_a_limit(whole: LLM) -> None:
     prompt, ended, long = Chat(asked(picture(1, 90, 60), "?")), threading.Event(), SamplingParams(ignore_eos=True)
     with LLM(whole.bundle.folder, max_image_memory=1) as llm:
