@@ -140,13 +140,15 @@ def test_a_stream_keeps_no_prompt_after_it_was_submitted(llm: LLM) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_text_that_time_cuts_off_is_kept(llm: LLM, clock: Clock, stream: bool) -> None:
-    class Late(Collected):
-        def on_output(self, item: StreamOutput) -> None:
-            clock.ahead = 2000.0  # the first tokens have come
-            super().on_output(item)
+    collected = Collected(llm, endless(stream=stream, timeout_s=1000.0))
 
-    collected = Late(llm, endless(stream=stream, timeout_s=1000.0))
-    collected.submit()
+    def wait_for_tokens(_: StreamOutput) -> None:
+        if collected.request.first_token_time is not None:
+            clock.ahead = 2000.0
+
+    with standing_still(llm):  # so that both begin in one round
+        llm.submit("x", SamplingParams(ignore_eos=True), wait_for_tokens)
+        collected.submit()
     assert eventually(lambda: 0 in collected.outputs)
     output = collected.outputs[0]
     assert (output.finish_reason, collected.error_of(output)) == ("timeout", None)
