@@ -13,7 +13,7 @@ from tandemrt.engines.text.control_tokens import MARKS, texts
 from tandemrt.engines.text.tokenizer import Tokenizer, reopened
 from tandemrt.engines.validation.errors import BadRequest, ContextLengthExceeded, clipped, quoted
 from tandemrt.engines.validation.sizes import exceeds
-from tandemrt.runtime.requests.images import IMAGE_PART, ImageReader, PromptImages, expanded
+from tandemrt.runtime.requests.images import IMAGE_PART, Image, ImageReader, PromptImages, expanded
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
 from tandemrt.runtime.workers.sandbox.pool import wait_for
@@ -152,7 +152,8 @@ class PromptReader:
         ids = self._encode_messages(chat, messages, in_worker)
         if not sources:
             return ids, None
-        images, tokens, until = [], len(ids), time.monotonic() + self._timeout_s
+        images: list[Image] = []
+        tokens, until = len(ids), time.monotonic() + self._timeout_s
         for source in sources:
             if time.monotonic() > until:
                 raise BadRequest(
