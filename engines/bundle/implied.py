@@ -44,7 +44,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
             return contract.propose(vocab=draft_vocab or vocab, dtype=dtype, draft_probs=probs, target_ids=partial)
         case "vision":
             vision = manifest.vision
-            corners, window = (_width(manifest, "vision", each, 0) for each in ("corners", "windows"))
+            corners, window = (_width(manifest, "vision", binding, 0) for binding in ("corners", "windows"))
             pixels = 3 * vision.patch_size**2 if vision is not None else 0
             width = _width(manifest, "target", "image_states")
             return contract.vision(pixels=pixels, corners=corners, window=window, width=width)

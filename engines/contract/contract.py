@@ -30,6 +30,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from tandemrt.engines.contract.binding import Binding, Dim
+from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.engines.contract.operators import SCHEMAS, Schema
 
 CacheKind = Literal["linear", "paged"]
@@ -200,14 +201,27 @@ def vision(*, pixels: int, corners: int, window: int, width: int) -> Contract:
         (
             Binding("pixels", VISION_DTYPE, ("patches", pixels)),
             Binding("positions", "int64", ("patches", 2)),
-            *((Binding("corners", "int64", ("patches", corners)),) if corners else ()),
-            *((Binding("corner_weights", VISION_DTYPE, ("patches", corners)),) if corners else ()),
-            *((Binding("windows", "int64", ("windows", window)),) if window else ()),
-            *((Binding("window_mask", "int32", ("windows", window)),) if window else ()),
-            *((Binding("window_places", "int64", ("patches",)),) if window else ()),
+            *(_corners(corners) if corners else ()),
+            *(_windows(window) if window else ()),
         ),
         (Binding("image_states", VISION_DTYPE, ("image_tokens", width)),),
     )
+
+
+def _corners(corners: int) -> tuple[Binding, ...]:
+    dims = ("patches", corners)
+    return Binding("corners", "int64", dims), Binding("corner_weights", VISION_DTYPE, dims)
+
+
+def _windows(window: int) -> tuple[Binding, ...]:
+    dims, places = ("windows", window), Binding("window_places", "int64", ("patches",))
+    return Binding("windows", "int64", dims), Binding("window_mask", "int32", dims), places
+
+
+def image_token_bytes(target: Contract) -> int:
+    """Return the bytes of the states of an image token that a target with this contract reads."""
+    states = target["image_states"]
+    return int(states.shape[-1]) * BYTES[states.dtype]
 
 
 def draft_head(*, hidden: int, dtype: str, parallel: bool = False, further: bool = False, **sizes: Any) -> Contract:

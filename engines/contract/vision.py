@@ -51,7 +51,8 @@ class VisionEntry(Record):
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens of a prompt that an image needs."""
-        return tuple(each for each in (self.image_begin, self.image_token, self.image_end) if each is not None)
+        tokens = self.image_begin, self.image_token, self.image_end
+        return tuple(token for token in tokens if token is not None)
 
     def most_tokens(self, length: int) -> int:
         """Tokens of the largest image that a prompt of fewer than ``length`` tokens holds."""

@@ -13,9 +13,8 @@ from rich.table import Table
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.digest import holds_weights
 from tandemrt.engines.bundle.manifest import Delimiter, EngineEntry, EngineName, Limits, Manifest
-from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract
+from tandemrt.engines.contract.contract import BLOCK_SIZE, Contract, image_token_bytes
 from tandemrt.engines.contract.decoder import Operator, Subgraph
-from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.validation.errors import BadBundle
@@ -176,13 +175,13 @@ def _limits(manifest: Manifest) -> Table:
 
 
 def _images(manifest: Manifest, vision: VisionEntry) -> Table:
-    length, states = manifest.limits.length, manifest.engines["target"].contract["image_states"]
+    length, token_bytes = manifest.limits.length, image_token_bytes(manifest.engines["target"].contract)
     weights = sum(f.size for name, f in manifest.files.items() if name.startswith("vision/") and holds_weights(name))
     tokens, needs = vision.most_tokens(length), vision.working_bytes(length)
     values = {
         "largest image": f"{tokens} tokens of {vision.factor} x {vision.factor} pixels",
         "memory of the tower": f"{_bytes(weights)} of weights, about {_bytes(needs)} for this image",
-        "memory of its states": _bytes(tokens * int(states.shape[-1]) * BYTES[states.dtype]),
+        "memory of its states": _bytes(tokens * token_bytes),
     }
     return _pairs("Images", values)
 

@@ -109,7 +109,7 @@ def _block(
     names, hidden = spec.names, spec.hidden
     normed = _norm(b, w, spec, stream, f"{name}.{names.norms[0]}")
     widths = (3 * hidden // len(names.qkv),) * len(names.qkv)
-    joined = Linear(tuple(f"{name}.{each}" for each in names.qkv), widths, bias=True)(b, normed, w)
+    joined = Linear(tuple(f"{name}.{part}" for part in names.qkv), widths, bias=True)(b, normed, w)
     batched = b.op("Unsqueeze", joined, b.constant([0]))  # the operators want a batch
     query, key, value = b.ops("Split", batched, b.constant([hidden] * 3), outputs=3, axis=-1)
     if tables is not None:
@@ -117,7 +117,7 @@ def _block(
     mixed = attention(b, query, key, value)
     stream = b.op("Add", stream, Linear.stored(f"{name}.{names.out}", hidden, bias=True)(b, mixed, w))
     normed = _norm(b, w, spec, stream, f"{name}.{names.norms[1]}")
-    *ups, down = (f"{name}.{each}" for each in names.mlp)
+    *ups, down = (f"{name}.{part}" for part in names.mlp)
     wide = [Linear.stored(up, spec.intermediate, bias=True)(b, normed, w) for up in ups]
     if len(wide) > 1:
         activated = b.op("Mul", b.op("Mul", wide[0], b.op("Sigmoid", wide[0])), wide[1])  # SwiGLU

@@ -1,7 +1,6 @@
 """Check a vision tower: the states of random images against the same graph on a CPU in float32."""
 
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,9 +24,10 @@ def check_tower(bundle: Bundle, entry: VisionEntry, engine: Engine, threads: int
     """Compare ``engine`` for images of several shapes."""
     reference = open_reference(bundle, "vision", threads, {})
     images = [_image(entry, rows, columns) for rows, columns in _shapes(entry)]
-    expected, states = (list(map(partial(_states, each), images)) for each in (reference, engine))
+    expected = [_states(reference, image) for image in images]
+    states = [_states(engine, image) for image in images]
     apart = max(float((a - b).abs().max()) for a, b in zip(states, expected, strict=True))
-    share = apart / max(float(each.abs().max()) for each in expected)
+    share = apart / max(float(a.abs().max()) for a in expected)
     tolerance, tokens = _TOLERANCE[engine.device.type], sum(image.tokens for image in images)
     yield CheckResult(
         "states of images",

@@ -4,7 +4,7 @@ import threading
 import weakref
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.contract.dtypes import BYTES
+from tandemrt.engines.contract.contract import image_token_bytes
 from tandemrt.engines.validation.errors import QueueFull
 from tandemrt.runtime.requests.images import PromptImages
 
@@ -21,8 +21,7 @@ class ImageMemory:
     @classmethod
     def of(cls, bundle: Bundle, most: int) -> "ImageMemory":
         """Count images for ``bundle``, which reads them."""
-        states = bundle.contract("target")["image_states"]
-        return cls(most, int(states.shape[-1]) * BYTES[states.dtype])
+        return cls(most, image_token_bytes(bundle.contract("target")))
 
     def hold(self, images: PromptImages) -> None:
         """Count ``images`` as long as they live. Raises QueueFull if they do not fit beside others."""

@@ -151,10 +151,7 @@ class ImageReader:
         self.entry = entry
         self._low = entry.model_copy(update={"max_pixels": max(entry.min_pixels, min(entry.max_pixels, _LOW_PIXELS))})
         self._options = options
-        domains = [domain.strip().lower() for domain in (options.allowed_media_domains or "").split(",")]
-        domains = [domain for domain in domains if domain]
-        fetcher = MediaFetcher(domains, options.max_image_bytes, options.prompt_timeout_s)
-        self._media = fetcher if domains else None
+        self._media = MediaFetcher.of(options)
         tokens = entry.image_begin, entry.image_token, entry.image_end
         self._begin, image, end = ("" if token is None else tokenizer.id_to_token(token) for token in tokens)
         self._around = f"\n\n{self._begin}{image}{end}\n\n"

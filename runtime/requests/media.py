@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import SplitResult, urljoin, urlsplit
 
+from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.runtime.workers.fair import released_worker
 
@@ -38,6 +39,13 @@ class MediaFetcher:
     timeout_s: float
     resolve: Callable[[str, int], Sequence[str]] = addresses_of
     connect: Callable[[tuple[str, int], float], socket.socket] = socket.create_connection
+
+    @classmethod
+    def of(cls, options: RuntimeOptions) -> "MediaFetcher | None":
+        """Return the fetcher that ``options`` allow; None: they allow no domain."""
+        names = [name.strip().lower() for name in (options.allowed_media_domains or "").split(",")]
+        domains = [name for name in names if name]
+        return cls(domains, options.max_image_bytes, options.prompt_timeout_s) if domains else None
 
     def fetch(self, url: str) -> bytes:
         """Return the body of ``url``. Raises BadRequest."""

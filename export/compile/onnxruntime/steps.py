@@ -28,10 +28,10 @@ def build_in_steps(
     if graph.shard is not None and graph.shard.rank:
         prefix = f"rank{graph.shard.rank}."
     subgraphs, decoder = cut(model, folder_in_bundle, prefix)
-    for file, subgraph in subgraphs.items():
-        save_model(subgraph, folder / file)
-    for each in decoder.subgraphs:
-        require_contract(folder / each.file, decoder.contract_of(each, graph.contract))
+    for file, part in subgraphs.items():
+        save_model(part, folder / file)
+    for subgraph in decoder.subgraphs:
+        require_contract(folder / subgraph.file, decoder.contract_of(subgraph, graph.contract))
     return _entry(decoder, graph, backend, batch_invariant=batch_invariant)
 
 
