@@ -68,26 +68,30 @@ class DelimiterMatcher:
         closing it. An implicit end closes an open block. Outside a block it is ordinary text, as in a template that
         describes tools. The token that completes a start delimiter is not a reasoning token.
         """
-        nodes, never_begin, symbols_of = self.nodes, self._never_begin, self._vocabulary.symbols
-        if never_begin.issuperset(prompt):
+        nodes, symbols_of, length = self.nodes, self._vocabulary.symbols, len(prompt)
+        may_begin = {token for token in set(prompt) - self._never_begin if not self.cannot_begin_delimiter(token)}
+        if not may_begin:
             return PromptReading(None, ROOT, 0)
         block_open: bool | None = None
-        node, spent = ROOT, 0
+        node, spent, position = ROOT, 0, 0
         tail: tuple[int, ...] = ()
-        for token in prompt:
-            if node == ROOT and (token in never_begin or self.cannot_begin_delimiter(token)):
-                spent, tail = spent + 1, ()
-                continue
-            within, symbols = block_open, symbols_of(token)
-            for symbol in symbols:
-                node = nodes[node].next.get(symbol, ROOT)
-                here = nodes[node]
-                if here.closes if block_open else here.ends and not here.opens:
-                    block_open, within, node = False, False, ROOT
-                elif here.opens:
-                    block_open, within, node, spent, tail = True, False, ROOT, 0, ()
-            if within:
-                spent, tail = spent + 1, last_tokens_covering((*tail, len(symbols)), nodes[node].close_prefix)
+        for begin in [index for index, token in enumerate(prompt) if token in may_begin]:
+            if begin > position:  # the tokens between lead from ROOT to ROOT
+                spent, tail, position = spent + begin - position, (), begin
+            while position == begin or (node != ROOT and position < length):
+                within, symbols = block_open, symbols_of(prompt[position])
+                position += 1
+                for symbol in symbols:
+                    node = nodes[node].next.get(symbol, ROOT)
+                    here = nodes[node]
+                    if here.closes if block_open else here.ends and not here.opens:
+                        block_open, within, node = False, False, ROOT
+                    elif here.opens:
+                        block_open, within, node, spent, tail = True, False, ROOT, 0, ()
+                if within:
+                    spent, tail = spent + 1, last_tokens_covering((*tail, len(symbols)), nodes[node].close_prefix)
+        if position < length:
+            spent, tail = spent + length - position, ()
         return PromptReading(block_open, node, spent if block_open else 0, tail if block_open else ())
 
     def cannot_begin_delimiter(self, token: int) -> bool:
