@@ -5,7 +5,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich.console import Console
 
@@ -16,11 +16,9 @@ from tandemrt.engines.options.text_options import OptionsFromText
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, quoted
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli.ray_cluster import connected, resolved
+from tandemrt.runtime.cli.server_options import option_name
+from tandemrt.runtime.servers.http.config import KEY_VARIABLE, ServerConfig
 
-if TYPE_CHECKING:
-    from tandemrt.runtime.servers.http.config import ServerConfig
-
-KEY_VARIABLE = "TANDEMRT_API_KEY"
 APPLICATION = "tandemrt"
 # Options of ``serve`` that would have no effect: Ray's proxy has the connections, and batches belong to one process.
 UNSUPPORTED = (
@@ -41,14 +39,13 @@ def serve_with_ray(
     models: Sequence[str],
     build: BuildOptions,
     options: RuntimeOptions,
-    config: "ServerConfig",
+    config: ServerConfig,
     replicas: str,
-    log_level: str,
 ) -> None:
     """Serve ``models`` with replicas until a signal, in the Ray cluster of this machine, or in one that starts here."""
     for field in fields(config):
         if field.name in UNSUPPORTED and getattr(config, field.name) != field.default:
-            option = field.name.removesuffix("_s").replace("_", "-")
+            option = option_name(field.name).replace("_", "-")
             raise BadRequest(
                 f"--{option}: has no effect with --ray, received {quoted(getattr(config, field.name))}; leave it out"
             )
@@ -66,7 +63,7 @@ def serve_with_ray(
         options.require_fit(Bundle.read(folder).limits)
     with connected():
         serve.start(http_options={"host": config.host, "port": config.port})
-        app = application(resolved(folders), options, config, count, log_level)
+        app = application(resolved(folders), options, config, count)
         serve.run(app, name=APPLICATION, route_prefix="/")
         stop = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):  # after ray.init, which sets handlers that abort
@@ -83,7 +80,6 @@ def app(args: Mapping[str, str]) -> Any:
     ``args``: ``model``, as for ``tandemrt serve``; ``replicas``, such as 4 or 1:8; any option of RuntimeOptions. The
     environment variable TANDEMRT_API_KEY holds the key that clients must send. Raises BadRequest.
     """
-    from tandemrt.runtime.servers.http.config import ServerConfig
     from tandemrt.runtime.servers.http.server import bundles_by_name
     from tandemrt.runtime.servers.ray.application import application
     from tandemrt.runtime.servers.ray.deployment import ReplicaCount
@@ -95,4 +91,4 @@ def app(args: Mapping[str, str]) -> Any:
     options = RuntimeOptions(**OptionsFromText(**others).given())
     config = ServerConfig(host="0.0.0.0", api_key=os.environ.get(KEY_VARIABLE))  # Ray listens on the host
     folders = resolved(bundles_by_name([model]))
-    return application(folders, options, config, ReplicaCount.from_text(str(replicas)), "info")
+    return application(folders, options, config, ReplicaCount.from_text(str(replicas)))

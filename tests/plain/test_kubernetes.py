@@ -7,7 +7,7 @@ import typer
 import yaml
 
 from tandemrt.cli import app
-from tandemrt.runtime.cli.serve_ray import KEY_VARIABLE
+from tandemrt.runtime.servers.http.config import KEY_VARIABLE
 from tandemrt.runtime.servers.http.server import FLUSH_S
 
 MANIFEST = Path(__file__).parents[2] / "docs" / "kubernetes.yaml"

@@ -40,6 +40,7 @@ OPTIONS: dict[str, tuple[str, str, Any]] = {
     "grace_s": ("--grace", "81", 81),
     "batch_folder": ("--batch-folder", "f", Path("f")),
     "batch_bytes": ("--batch-bytes", "82", 82),
+    "log_level": ("--log-level", "error", "error"),
 }
 FILES = {"ssl_certfile": "--ssl-certfile", "ssl_keyfile": "--ssl-keyfile"}
 

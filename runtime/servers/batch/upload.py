@@ -64,7 +64,7 @@ class Uploads:
 
     def _require_origin(self, request: Request) -> None:
         """Raise BadRequest for a form of another origin's page, which a browser sends without asking the server."""
-        origin, allowed = request.headers.get("origin"), self._config.allowed_origins
+        origin, allowed = request.headers.get("origin"), self._config.allowed_origins or ()
         if origin is None or origin in allowed or "*" in allowed:
             return
         if urlsplit(origin).netloc != request.headers.get("host"):

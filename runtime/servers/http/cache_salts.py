@@ -1,13 +1,11 @@
 """Keep the prefix cache of a client to itself: else ``cached_tokens`` tells what other clients have sent."""
 
 import hashlib
-from typing import Literal
 
 from fastapi import Request
 
 from tandemrt.engines.parameters.sampling import SamplingParams
-
-SaltBy = Literal["address", "key"]
+from tandemrt.runtime.servers.http.config import SaltBy
 
 
 def salted(params: SamplingParams, by: SaltBy | None, request: Request, network: str) -> SamplingParams:

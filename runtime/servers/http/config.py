@@ -1,16 +1,20 @@
-"""Address and limits of a server."""
+"""Address and limits of a server, and the options of ``tandemrt serve`` that set them."""
 
 import ipaddress
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from typer import Option
+
+from tandemrt.engines.options.command_options import LIMITS, SERVER
 from tandemrt.engines.validation.errors import BadRequest, quoted
-from tandemrt.runtime.servers.http.cache_salts import SaltBy
 from tandemrt.runtime.servers.http.certificate import require_certificate
 
 MAX_CONNECTIONS = 4096
+KEY_VARIABLE = "TANDEMRT_API_KEY"  # of the environment
+SaltBy = Literal["address", "key"]
 # What the value of a header cannot hold. A byte of the environment that is not UTF-8 becomes a lone surrogate.
 _UNSENDABLE = re.compile(r"^ |[\x00-\x1f\x7f\ud800-\udfff]| $")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
@@ -20,60 +24,133 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
 class ServerConfig:
     """Address and limits of a server. Raises BadRequest if they contradict each other.
 
-    Attributes:
-        port: 0 takes a free port.
-        api_key: key that all requests but those to /health must send; None: no key.
-        metrics_without_key: whether /metrics answers without the key.
-        dashboard_texts: whether the dashboard shows the text of one running request to all who have the key.
-        allowed_origins: origins of pages in browsers that may use the server (CORS), ``*`` for all; none: only its own
-            pages.
-        ssl_certfile: PEM file with the certificate chain; the server then speaks HTTPS only.
-        ssl_keyfile: PEM file with its private key; None: ``ssl_certfile`` contains it.
-        max_body: largest request body in bytes.
-        max_bodies: bytes of all request bodies until their prompts are queued, of parts that answers repeat until the
-            answers end, and of answers until their clients have taken them; None: 16 times ``max_body``. One client
-            address gets at most half.
-        max_answer: bytes of what an answer may hold besides its texts: logprobs, token ids, repeated prompts.
-        max_connections: open connections that may send requests.
-        max_connections_per_address: open connections of one address (IPv6: of one /64 network); None: a quarter of all.
-        header_timeout_s: seconds in which a connection must send the head of its request.
-        body_timeout_s: seconds in which the body must follow.
-        write_timeout_s: seconds in which a client must take each part of a response, at most 64 KiB.
-        otlp_traces_endpoint: URL that receives OpenTelemetry traces; None: that of OpenTelemetry's environment
-            variables, if they name one.
-        allowed_hosts: names that clients may call the server by, besides its addresses and localhost; None: ``host`` if
-            that is an address of this machine alone, else any.
-        trusted_proxies: addresses or networks of proxies whose X-Forwarded-For names the client.
-        salt_cache_by: whose requests share cached prefixes: those of an address (IPv6: of one /64 network), or those
-            with the same key; None: all.
-        grace_s: seconds that running requests get after a stop signal; None: until they finish.
-        batch_folder: folder of the files and batches of /v1/files and /v1/batches; None: neither is served.
-        batch_bytes: bytes that these files may have in all.
+    A field is an option of ``tandemrt serve`` with its name, type, bounds, help and default
+    (runtime/cli/server_options.py).
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_key: str | None = None
-    metrics_without_key: bool = False
-    dashboard_texts: bool = False
-    allowed_origins: Sequence[str] = ()
-    ssl_certfile: Path | None = None
-    ssl_keyfile: Path | None = None
-    max_body: int = 4 << 20
-    max_bodies: int | None = None
-    max_answer: int = 16 << 20
-    max_connections: int = MAX_CONNECTIONS
-    max_connections_per_address: int | None = None
-    header_timeout_s: float = 30.0
-    body_timeout_s: float = 30.0
-    write_timeout_s: float = 30.0
-    otlp_traces_endpoint: str | None = None
-    allowed_hosts: tuple[str, ...] | None = None
-    trusted_proxies: tuple[str, ...] = ()
-    salt_cache_by: SaltBy | None = None
-    grace_s: int | None = None
-    batch_folder: Path | None = None
-    batch_bytes: int = 4 << 30
+    host: Annotated[str, Option(help="Address to listen on; 0.0.0.0: all interfaces.")] = "127.0.0.1"
+    port: Annotated[int, Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8000
+    api_key: Annotated[
+        str | None, Option(help=f"Key that clients must send. Default: that of {KEY_VARIABLE}, else no key.")
+    ] = None
+    metrics_without_key: Annotated[
+        bool, Option(help="Serve /metrics to clients without the key.", rich_help_panel=SERVER)
+    ] = False
+    dashboard_texts: Annotated[
+        bool,
+        Option(
+            help="Show the text of one running request on /dashboard, to all who have the key.", rich_help_panel=SERVER
+        ),
+    ] = False
+    allowed_origins: Annotated[
+        list[str] | None,
+        Option(
+            help="Origin of pages in browsers that may use the server, such as https://example.org, or * for all; "
+            "once for each. Default: only the server's own pages.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
+    ssl_certfile: Annotated[
+        Path | None,
+        Option(help="PEM file with a certificate chain: serve HTTPS instead of HTTP.", rich_help_panel=SERVER),
+    ] = None
+    ssl_keyfile: Annotated[
+        Path | None,
+        Option(help="PEM file with its private key, unless --ssl-certfile has it.", rich_help_panel=SERVER),
+    ] = None
+    max_body: Annotated[int, Option(min=1, help="Largest request body, in bytes.", rich_help_panel=LIMITS)] = 4 << 20
+    max_bodies: Annotated[  # until prompts are queued; of parts that answers repeat, and of untaken answers
+        int | None,
+        Option(
+            min=1, help="Bytes of all request bodies at a time; default: 16 times --max-body.", rich_help_panel=LIMITS
+        ),
+    ] = None
+    max_answer: Annotated[
+        int,
+        Option(
+            min=1,
+            help="Bytes that an answer may hold besides its texts: logprobs, token ids, repeated prompts.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = 16 << 20
+    max_connections: Annotated[
+        int | None,
+        Option(
+            min=1,
+            help="Open connections; default: 4096, or what the limit of open files allows.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = None
+    max_connections_per_address: Annotated[  # IPv6: of one /64 network
+        int | None,
+        Option(
+            min=1, help="Open connections of one client address; default: a quarter of all.", rich_help_panel=LIMITS
+        ),
+    ] = None
+    header_timeout_s: Annotated[
+        float,
+        Option(
+            min=0.1, help="Seconds in which a connection must send the head of its request.", rich_help_panel=LIMITS
+        ),
+    ] = 30.0
+    body_timeout_s: Annotated[
+        float, Option(min=0.1, help="Seconds in which the body must follow.", rich_help_panel=LIMITS)
+    ] = 30.0
+    write_timeout_s: Annotated[  # a part has at most 64 KiB
+        float,
+        Option(min=0.1, help="Seconds in which a client must take each part of a response.", rich_help_panel=LIMITS),
+    ] = 30.0
+    allowed_hosts: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            help="Names, separated by commas, that clients may call the server by besides its addresses and localhost; "
+            "*: any. Default: none on a loopback address, else any.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        Option(
+            help="Addresses or networks, separated by commas, of proxies whose X-Forwarded-For names the client.",
+            rich_help_panel=SERVER,
+        ),
+    ] = ()
+    salt_cache_by: Annotated[
+        SaltBy | None,
+        Option(
+            help="Share cached prefixes only between requests of one address, or of one key. Default: between all.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
+    grace_s: Annotated[
+        int | None,
+        Option(
+            min=0,
+            help="Seconds that running requests get after a stop signal; default: no limit.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
+    batch_folder: Annotated[
+        Path | None,
+        Option(
+            help="Folder for files and batches: serve /v1/files and /v1/batches. Default: neither is served.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
+    batch_bytes: Annotated[int, Option(min=1, help="Bytes of all files in --batch-folder.", rich_help_panel=LIMITS)] = (
+        4 << 30
+    )
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Option(help="Least severe messages to print; info: one line per request.", rich_help_panel=SERVER),
+    ] = "info"
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Option(
+            help="URL that receives OpenTelemetry traces, over HTTP. Default: that of OTEL_EXPORTER_OTLP_ENDPOINT.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.api_key is not None and (_UNSENDABLE.search(self.api_key) or not self.api_key):
@@ -88,7 +165,7 @@ class ServerConfig:
                     f"trusted_proxies: must be addresses or networks such as 10.0.0.0/8, received {quoted(proxy)}; "
                     "correct it"
                 )
-        for origin in self.allowed_origins:
+        for origin in self.allowed_origins or ():
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise BadRequest(
                     f"allowed_origins: must be * or a scheme, a host and no path, received {quoted(origin)}; set "
@@ -101,9 +178,9 @@ class ServerConfig:
                 f"max_bodies: must be at least twice max_body ({self.max_body}), because one client address gets half, "
                 f"received {self.max_bodies}; raise it or lower max_body"
             )
-        if not 1 <= self.address_limit <= self.max_connections:
+        if not 1 <= self.address_limit <= self.connections_limit:
             raise BadRequest(
-                f"max_connections_per_address: must be 1 to max_connections ({self.max_connections}), received "
+                f"max_connections_per_address: must be 1 to max_connections ({self.connections_limit}), received "
                 f"{self.address_limit}; choose a number between them"
             )
 
@@ -121,10 +198,15 @@ class ServerConfig:
         return (self.host,) if local else None
 
     @property
+    def connections_limit(self) -> int:
+        """``max_connections``, or its default."""
+        return MAX_CONNECTIONS if self.max_connections is None else self.max_connections
+
+    @property
     def address_limit(self) -> int:
         """``max_connections_per_address``, or its default."""
         configured = self.max_connections_per_address
-        return max(1, self.max_connections // 4) if configured is None else configured
+        return max(1, self.connections_limit // 4) if configured is None else configured
 
 
 def _is_network(text: str) -> bool:

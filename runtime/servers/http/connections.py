@@ -39,7 +39,7 @@ class ConnectionLimits:
     def __init__(self, config: ServerConfig) -> None:
         self.header_timeout_s = config.header_timeout_s
         self.write_timeout_s = config.write_timeout_s
-        self._most = config.max_connections
+        self._most = config.connections_limit
         self._most_per_address = config.address_limit
         self._open: Counter[str] = Counter()  # by network
         self._refused: dict[LimitedProtocol, None] = {}  # oldest first

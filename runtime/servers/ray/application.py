@@ -26,8 +26,8 @@ _DRAIN_S = 86_400.0  # without --grace: until the requests have finished
 class GatewayDeployment:
     """A gateway in a process of its own. Ray takes the application from it."""
 
-    def __init__(self, replicas: Any, config: ServerConfig, log_level: str) -> None:
-        log_to_stderr(log_level)
+    def __init__(self, replicas: Any, config: ServerConfig) -> None:
+        log_to_stderr(config.log_level)
         self._replicas = replicas
         self._config = config
 
@@ -36,7 +36,7 @@ class GatewayDeployment:
 
 
 def application(
-    folders: Mapping[str, Path], options: RuntimeOptions, config: ServerConfig, replicas: ReplicaCount, log_level: str
+    folders: Mapping[str, Path], options: RuntimeOptions, config: ServerConfig, replicas: ReplicaCount
 ) -> serve.Application:
     """Return the application that serves the bundles in ``folders``, which every machine must have."""
     deployment, options = replicated(Replica, folders, options, replicas)
@@ -47,7 +47,7 @@ def application(
         request_router_config=RequestRouterConfig(
             request_router_class=ConsistentHashRouter, request_router_kwargs={"num_fallback_replicas": replicas.most}
         ),
-    ).bind(dict(folders), options, config, log_level)
+    ).bind(dict(folders), options, config)
     gateway = serve.deployment(
         serve.ingress()(GatewayDeployment),
         name="Gateway",
@@ -56,4 +56,4 @@ def application(
         max_ongoing_requests=MAX_CONNECTIONS,
         ray_actor_options={"num_cpus": 0},
     )
-    return gateway.bind(replica, config, log_level)
+    return gateway.bind(replica, config)

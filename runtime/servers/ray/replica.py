@@ -33,9 +33,9 @@ class Replica:
     """Opens the bundles in ``folders`` and answers requests for them. Ray runs one in a process of its own."""
 
     async def __init__(  # type: ignore[misc]  # Ray awaits it
-        self, folders: Mapping[str, Path], options: RuntimeOptions, config: ServerConfig, log_level: str
+        self, folders: Mapping[str, Path], options: RuntimeOptions, config: ServerConfig
     ) -> None:
-        log_to_stderr(log_level)
+        log_to_stderr(config.log_level)
         self._resources = AsyncExitStack()
         self._models = self._resources.enter_context(open_models(folders, options))
         self._app = create_app(self._models, config)
