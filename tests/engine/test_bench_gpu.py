@@ -6,10 +6,8 @@ import sys
 import pytest
 import typer
 
-from tools.bench import invariance as bench_invariance
 from tools.bench.acceptance import draft_lengths
 from tools.bench.gpu import __main__ as bench_gpu
-from tools.bench.gpu import burst
 from tools.bench.gpu.models import make_bundle
 from tools.bench.gpu.trace import summary
 from tools.models.random_checkpoint import Dtype, Size
@@ -57,28 +55,6 @@ def test_every_line_is_measured_with_and_without_speculation(bench):
             assert line["device_ms"]["target"] > line["target_floor_ms"]
         assert both["autoregressive"]["rounds"] >= 24
     assert out.count("\n| 3 |") == 2
-
-
-def test_the_cost_of_batch_invariance_is_measured_in_turns(models, tmp_path, monkeypatch, capsys):
-    """On a CPU both bundles are equal."""
-    out = tmp_path / "figures.json"
-    arguments = ["--device", "cpu", "--size", "small", "--models", str(models), "--batches", "2", "--prompts", "2x9"]
-    arguments += ["--tokens", "4", "--length", "128", "--texts", "1", "--repeats", "1", "--json", str(out)]
-    monkeypatch.setattr(burst, "WARM", 4)
-    monkeypatch.setattr(sys, "argv", ["bench_invariance", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        typer.run(bench_invariance.main)
-    assert not caught.value.code, capsys.readouterr().out
-    opened, cost, texts = json.loads(out.read_text())
-    assert min(opened["rows"][0].values()) > 0
-    assert [(row["what"], row["at once"]) for row in cost["rows"]] == [
-        ("token", 2),
-        ("round of 4 drafts", 2),
-        ("first tokens of 9", 2),
-    ]
-    for row in cost["rows"]:
-        assert row["cost, %"] == pytest.approx(100 * (row["with, ms"] / row["without, ms"] - 1))
-    assert texts["rows"] == [{"with": 0, "without": 0}]
 
 
 def test_a_model_with_experts_is_made_and_its_drafts_are_accepted_by_rule(bench, tmp_path):

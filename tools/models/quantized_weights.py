@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from tandemrt.export.quantize.compressed_tensors import quantization_config
 from tools.models.agreement import Weights
 
 GROUP = 128  # inputs per scale in 4 bits, as in published checkpoints
@@ -64,21 +65,7 @@ def _fields(weight_format: WeightFormat, unquantized: Sequence[str]) -> dict[str
     if weight_format is WeightFormat.MXFP4:
         others = ("model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head")
         return {"quant_method": "mxfp4", "modules_to_not_convert": [*others, *unquantized]}
-    number: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True}
-    group: dict[str, Any] = {
-        "targets": ["Linear"],
-        "weights": {**number, "strategy": "channel", "dynamic": False},
-        "input_activations": {**number, "strategy": "token", "dynamic": True},
-    }
-    if weight_format is WeightFormat.INT4:
-        integer = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": GROUP}
-        group = {"targets": ["Linear"], "weights": integer, "input_activations": None}
-    return {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized" if weight_format is WeightFormat.INT4 else "float-quantized",
-        "config_groups": {"group_0": group},
-        "ignore": list(unquantized),
-    }
+    return quantization_config("fp8" if weight_format is WeightFormat.FP8 else "int4", GROUP, unquantized)
 
 
 def _in_float8(name: str, tensor: torch.Tensor) -> Weights:

@@ -1,7 +1,6 @@
 """Measure which drafts a bundle accepts, and the rounds and time that they save.
 
     python -m tools.bench.acceptance temperature BUNDLE             # acceptance by temperature and draft sampling
-    python -m tools.bench.acceptance fast-forward BUNDLE ...        # rounds that fast-forward tokens save
     python -m tools.bench.acceptance draft-lengths BUNDLE           # adaptive against fixed draft lengths
     python -m tools.bench.acceptance lookup BUNDLE                  # rounds that copies from the text save
 
@@ -11,12 +10,11 @@ FILE`` as well.
 
 from collections.abc import Callable
 
-from tools.bench.acceptance import draft_lengths, fast_forward, lookup, temperature
+from tools.bench.acceptance import draft_lengths, lookup, temperature
 from tools.bench.cases import run_cases
 
 CASES: dict[str, Callable[..., None]] = {
     "temperature": temperature.main,
-    "fast-forward": fast_forward.main,
     "draft-lengths": draft_lengths.main,
     "lookup": lookup.main,
 }

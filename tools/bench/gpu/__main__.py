@@ -213,8 +213,7 @@ def main(
         if long:
             on_ranks = {"kv_dtype": kv_dtype, "tensor_parallel": tensor_parallel}
             bench.part("long prompt", lambda: long_prompt(folder, device, long, chunk, temperature, **on_ranks))
-    with_peer = size is Size.B8 and weights is WeightFormat.UNQUANTIZED and kv_dtype is None and tensor_parallel == 1
-    console.print(markdown({b: both for b, both in batches.items() if both}, window, with_peer=with_peer), markup=False)
+    console.print(markdown({b: both for b, both in batches.items() if both}, window), markup=False)
     failed = [name for name, result in bench.results.items() if isinstance(result, dict) and "failed" in result]
     outcome = f"[red]failed: {', '.join(failed)}[/]" if failed else "no part failed"
     console.print(f"{time.perf_counter() - begin:.0f} s in all, {outcome}")

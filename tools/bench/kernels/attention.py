@@ -3,11 +3,10 @@
 python -m tools.bench.kernels attention                     # 32 heads, 8 KV heads of 128, bfloat16, 1,000 tokens cached
 python -m tools.bench.kernels attention --splits 2 --batch 16 --new 5
 python -m tools.bench.kernels attention --runs --new 512 --new 2048 --context 8000
-python -m tools.bench.kernels attention --kv-dtype float8_e4m3fn --alone
-python -m tools.bench.kernels attention --batch-invariant --heads 16 --kv-heads 4 --head-dim 256 --alone
+python -m tools.bench.kernels attention --kv-dtype float8_e4m3fn
+python -m tools.bench.kernels attention --batch-invariant --heads 16 --kv-heads 4 --head-dim 256
 
-Next to it are onnxruntime's PagedAttention and torch's scaled_dot_product_attention. Times are microseconds per layer.
-The floor is the time to read keys and values once.
+Times are microseconds per layer. The floor is the time to read keys and values once.
 """
 
 import math
@@ -20,14 +19,13 @@ import typer
 from tandemrt.plugins.kernels.attention import launch
 from tandemrt.plugins.kernels.attention_plan import KEYS
 from tandemrt.plugins.operators.launch import Call, Context
-from tandemrt.runtime.caches.kv_cache import no_prompts
+from tools.bench.kernels.cached_rows import cached_rows
 from tools.bench.kernels.compiled import compiled_kernels
-from tools.bench.kernels.paged_attention import paged_attention
 from tools.bench.kernels.replay import COLD, bandwidth, best_us, run_all
-from tools.bench.options import Batch, Cached, New
+from tools.bench.options import Batch, Cached, New, Runs, Splits
 from tools.bench.report import Json, Report, Row
 
-TIMES = dict.fromkeys(("floor", "window_attention", "/ floor", "PagedAttention", "torch SDPA"), ".1f")
+TIMES = dict.fromkeys(("floor", "window_attention", "/ floor"), ".1f")
 COLUMNS = {"batch": "", "new": ""} | TIMES | {"/ floor": ".2f"}
 
 
@@ -74,14 +72,11 @@ def main(
     head_dim: Annotated[int, typer.Option(help="Size of a head.")] = 128,
     dtype: Annotated[str, typer.Option(help="dtype of queries.")] = "bfloat16",
     kv_dtype: Annotated[str | None, typer.Option(help="dtype of the cache: float8_e4m3fn. Default: DTYPE.")] = None,
-    splits: Annotated[
-        int | None, typer.Option(help="Thread blocks that share a row's keys. Default: the kernel's choice.")
-    ] = None,
-    runs: Annotated[bool, typer.Option(help="New tokens are prompt chunks instead of draft windows.")] = False,
+    splits: Splits = None,
+    runs: Runs = False,
     batch_invariant: Annotated[
         bool, typer.Option("--batch-invariant", help="Time the form whose bits do not depend on the batch.")
     ] = False,
-    alone: Annotated[bool, typer.Option(help="Time this kernel only, no other implementation.")] = False,
     out: Json = None,
 ) -> None:
     """Time attention over a paged KV cache."""
@@ -96,8 +91,7 @@ def main(
         for rows, tokens, are_runs in shapes:
             shape = Shape(rows, tokens, context, heads, kv_heads, head_dim, getattr(torch, dtype), cached, are_runs)
             ours = window_attention(shape, launch_context, splits)
-            others = (None, None) if alone else (paged_attention(shape, best_us), scaled_dot_product(shape))
-            lines.append((rows, tokens, shape.floor, ours, ours / shape.floor, *others))
+            lines.append((rows, tokens, shape.floor, ours, ours / shape.floor))
             torch.cuda.empty_cache()
     title = (
         f"microseconds per layer, {heads} heads, {kv_heads} KV heads of {head_dim}, {dtype}, {context} tokens cached"
@@ -114,42 +108,18 @@ def window_attention(shape: Shape, context: Context, splits: int | None) -> floa
 def window_calls(shape: Shape, context: Context, layers: int, splits: int | None = None) -> list[Call]:
     """Bind the operator for ``layers`` layers, each with a cache of its own."""
     blocks = math.ceil((shape.context + shape.new) / KEYS)
-    table = 1 + torch.randperm(shape.batch * blocks, device="cuda").to(torch.int32).view(shape.batch, blocks)
-    index = torch.full((shape.batch,), shape.context, device="cuda")
     angles = shape.normal(blocks * KEYS, shape.head_dim // 2)
     shared: dict[str, Any] = {
         "qkv": shape.normal(shape.batch * shape.new, (shape.heads + 2 * shape.kv_heads) * shape.head_dim),
         "mixed": shape.normal(shape.batch * shape.new, shape.heads * shape.head_dim),
         "cosine": angles.cos(),
         "sine": angles.sin(),
-        "block_table": table,
-        "write_index": index,
-        **no_prompts(table),
+        **cached_rows(shape.batch, shape.new, shape.context, KEYS, runs=shape.runs),
     }
-    if shape.runs:
-        ramp = torch.arange(shape.batch + 1, dtype=torch.int32, device="cuda")
-        shared |= {"block_table": table[:1], "write_index": index[:1], "prompt_table": table, "prompt_index": index}
-        shared |= {"prompt_rows": ramp[:-1].repeat_interleave(shape.new), "prompt_starts": shape.new * ramp}
     attributes = {"heads": shape.heads, "kv_heads": shape.kv_heads, "scale": shape.head_dim**-0.5, "splits": splits}
     calls: list[Call] = []
     for _ in range(layers):
-        size = (1 + table.numel(), shape.kv_heads, KEYS, shape.head_dim)
+        size = (1 + shape.batch * blocks, shape.kv_heads, KEYS, shape.head_dim)
         caches = {name: shape.normal(*size).to(shape.cached) for name in ("key_cache", "value_cache")}
         calls.append(launch(shared | caches, attributes, context))
     return calls
-
-
-def scaled_dot_product(shape: Shape) -> float:
-    """Return microseconds per layer of torch's attention over a dense cache.
-
-    It is not causal within the new tokens, and includes neither rotary embedding nor the cache update.
-    """
-    query = shape.normal(shape.batch, shape.heads, shape.new, shape.head_dim)
-    size = (shape.batch, shape.kv_heads, shape.context + shape.new, shape.head_dim)
-    caches = [(shape.normal(*size), shape.normal(*size)) for _ in range(shape.layers)]
-
-    def run() -> None:
-        for keys, values in caches:
-            torch.nn.functional.scaled_dot_product_attention(query, keys, values, enable_gqa=True)
-
-    return best_us(run, shape.layers)

@@ -2,13 +2,11 @@
 
 python -m tools.bench.kernels float8                     # 1 to 2,048 rows
 
-The first table times each matmul in bfloat16 (torch.mm) and in five FP8 forms: torch._scaled_mm with one scale per
-operand, the same with fast accumulation (use_fast_accum), the same with one scale per row and output, and the cuBLASLt
-algorithm that the ``float8_matmul`` operator chooses, where it chooses one. The second table gives the error of exact
-and of fast accumulation. The third times the operators between matmuls, and a layer without its attention.
+The first table times each matmul in bfloat16 (torch.mm), in FP8 (torch._scaled_mm with one scale per operand), and by
+the cuBLASLt algorithm that the ``float8_matmul`` operator chooses, where it chooses one. The second times the operators
+between matmuls, and a layer without its attention.
 """
 
-from collections.abc import Callable
 from typing import Annotated
 
 import torch
@@ -26,7 +24,7 @@ from tools.bench.report import Json, Report, Row
 
 FLOAT8, BFLOAT16, FLOAT32 = torch.float8_e4m3fn, torch.bfloat16, torch.float32
 LAYERS = 8  # copies of a layer that one graph runs
-FORMS = ("bfloat16", "float8", "fast sums", "a scale per row", "chosen")
+FORMS = ("bfloat16", "float8", "chosen")
 
 
 def main(
@@ -42,12 +40,6 @@ def main(
             lines.append((name, count, *_matmul_times(outputs, inputs, count, context)))
             torch.cuda.empty_cache()
         report.add("microseconds", {"out": "", "rows": ""} | dict.fromkeys(FORMS, ".1f"), lines)
-        lines = [
-            (inputs, "any" if signs else "one", *_relative_errors(inputs, signs=signs))
-            for inputs in (HIDDEN, MID)
-            for signs in (True, False)
-        ]
-        report.add("relative error of sums", {"inputs": "", "signs": "", "float8": ".1e", "fast sums": ".1e"}, lines)
         columns = {"rows": ""} | dict.fromkeys(("norm", "swiglu", "rounding", "layer without attention"), ".1f")
         report.add("microseconds", columns, [(count, *_layer_times(count, context)) for count in integers(rows)])
 
@@ -59,41 +51,20 @@ def _matmul_times(outputs: int, inputs: int, rows: int, context: Context) -> tup
     unquantized = [weight.to(BFLOAT16) for weight in weights[: copies // 2 + 1]]
     x, out = positive(rows, inputs, dtype=FLOAT8), positive(rows, outputs)
     x_bfloat16, one = x.to(BFLOAT16), positive(1, dtype=FLOAT32)
-    by_row, by_output = positive(rows, 1, dtype=FLOAT32), positive(1, outputs, dtype=FLOAT32)
 
     def bfloat16() -> None:
         for weight in unquantized:
             torch.mm(x_bfloat16, weight.t(), out=out)
 
-    def scaled(of_x: torch.Tensor, of_weight: torch.Tensor, *, fast: bool = False) -> Callable[[], None]:
-        def run() -> None:
-            for weight in weights:
-                torch._scaled_mm(x, weight.t(), of_x, of_weight, out_dtype=BFLOAT16, use_fast_accum=fast, out=out)
+    def float8() -> None:
+        for weight in weights:
+            torch._scaled_mm(x, weight.t(), one, one, out_dtype=BFLOAT16, out=out)
 
-        return run
-
-    forms = (scaled(one, one), scaled(one, one, fast=True), scaled(by_row, by_output))
-    times = best_us(bfloat16, len(unquantized)), *(best_us(form, copies) for form in forms)
+    times = best_us(bfloat16, len(unquantized)), best_us(float8, copies)
     if FEW < rows <= MOST_ROWS:
         chosen = [FastestMatmul(context, x, weight, out) for weight in weights]
         return (*times, best_us(run_all(chosen), copies))
     return (*times, None)
-
-
-def _relative_errors(inputs: int, *, signs: bool) -> tuple[float, float]:
-    """Return the relative error (root mean square) of exact and of fast accumulation over ``inputs`` products.
-
-    ``signs``: the operands have both signs; otherwise all are positive.
-    """
-    x, weight = (torch.randn(256, inputs, device="cuda") for _ in range(2))
-    x, weight = ((each if signs else each.abs()).to(FLOAT8) for each in (x, weight))
-    exact, one = x.double() @ weight.double().t(), torch.ones(1, device="cuda")
-
-    def error(*, fast: bool) -> float:
-        product = torch._scaled_mm(x, weight.t(), one, one, out_dtype=FLOAT32, use_fast_accum=fast)
-        return float(((product - exact).norm() / exact.norm()).item())
-
-    return error(fast=False), error(fast=True)
 
 
 def _layer_times(rows: int, context: Context) -> tuple[float, ...]:

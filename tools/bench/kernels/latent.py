@@ -16,10 +16,10 @@ import typer
 from tandemrt.plugins.kernels.latent_attention import launch
 from tandemrt.plugins.operators.constants import LATENT
 from tandemrt.plugins.operators.launch import Call
-from tandemrt.runtime.caches.kv_cache import no_prompts
+from tools.bench.kernels.cached_rows import cached_rows
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.replay import COLD, bandwidth, best_us, run_all
-from tools.bench.options import Batch, Cached, New
+from tools.bench.options import Batch, Cached, New, Runs, Splits
 from tools.bench.report import Json, Report, Row
 
 RANK, ROTATED = LATENT
@@ -33,10 +33,8 @@ def main(
     context: Cached = 1000,
     heads: Annotated[int, typer.Option(help="Attention heads.")] = 16,
     dtype: Annotated[str, typer.Option(help="dtype of queries and cache.")] = "bfloat16",
-    splits: Annotated[
-        int | None, typer.Option(help="Thread blocks that share a row's keys. Default: the kernel's choice.")
-    ] = None,
-    runs: Annotated[bool, typer.Option(help="New tokens are prompt chunks instead of draft windows.")] = False,
+    splits: Splits = None,
+    runs: Runs = False,
     out: Json = None,
 ) -> None:
     """Time latent attention over a paged cache."""
@@ -65,21 +63,13 @@ def _layers(
         return torch.randn(shape, dtype=dtype, device="cuda")
 
     blocks = math.ceil((context + new) / BLOCK)
-    table = 1 + torch.randperm(rows * blocks, device="cuda").to(torch.int32).view(rows, blocks)
-    index = torch.full((rows,), context, device="cuda")
     shared = {
         "query": normal(rows * new, heads * (RANK + ROTATED)),
         "key": normal(rows * new, RANK + ROTATED),
         "mixed": normal(rows * new, heads * RANK),
         "cosine": normal(blocks * BLOCK, ROTATED // 2),
         "sine": normal(blocks * BLOCK, ROTATED // 2),
-        "block_table": table,
-        "write_index": index,
-        **no_prompts(table),
+        **cached_rows(rows, new, context, BLOCK, runs=runs),
     }
-    if runs:
-        ramp = torch.arange(rows + 1, dtype=torch.int32, device="cuda")
-        shared |= {"block_table": table[:1], "write_index": index[:1], "prompt_table": table, "prompt_index": index}
-        shared |= {"prompt_rows": ramp[:-1].repeat_interleave(new), "prompt_starts": new * ramp}
     layers = min(64, max(2, math.ceil(COLD / size)))
-    return [shared | {"cache": normal(1 + table.numel(), 1, BLOCK, RANK + ROTATED)} for _ in range(layers)]
+    return [shared | {"cache": normal(1 + rows * blocks, 1, BLOCK, RANK + ROTATED)} for _ in range(layers)]

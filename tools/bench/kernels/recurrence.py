@@ -20,7 +20,7 @@ from tandemrt.plugins.operators.launch import Call
 from tandemrt.plugins.operators.projections import Projections
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.replay import COLD, bandwidth, best_us, run_all
-from tools.bench.options import Batch, New
+from tools.bench.options import Batch, New, Runs
 from tools.bench.report import Json, Report, Row
 
 KERNEL, START = 4, 100  # tokens of the convolution, and before the call
@@ -33,7 +33,7 @@ def main(
     replayed: Annotated[int | None, typer.Option(help="Tokens that a row replays. Default: half.")] = None,
     dtype: Annotated[str, typer.Option(help="dtype of the projected values.")] = "bfloat16",
     mamba: Annotated[bool, typer.Option(help="Mamba-2 with 64 heads of 64 values and 8 groups.")] = False,
-    runs: Annotated[bool, typer.Option(help="New tokens are prompt chunks instead of draft windows.")] = False,
+    runs: Runs = False,
     out: Json = None,
 ) -> None:
     """Time a recurrent layer between its matmuls."""

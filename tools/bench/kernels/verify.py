@@ -1,13 +1,10 @@
-"""Case ``verify``: the kernels that verify drafts and sample draft tokens, next to a chain of torch operations.
+"""Case ``verify``: the kernels that verify drafts and sample draft tokens.
 
 python -m tools.bench.kernels verify [--vocab 128256] [--draft-vocab 32000] [--num-draft-tokens 4] [--json FILE]
 
-The chain holds the launches of a plain implementation: cast to float32, mask, scale, then Gumbel argmax and comparison,
-or softmax, acceptance and residual. The logits and half of the mask bits are random. The floor is one read of the
-logits.
+The logits and half of the mask bits are random. The floor is one read of the logits.
 """
 
-from functools import partial
 from typing import Annotated
 
 import torch
@@ -31,7 +28,7 @@ CASES: dict[str, dict[str, float]] = {
     "top-n-sigma 1": {"top_n_sigma": 1},
     "rejection": {"rule": 1},
 }
-COLUMNS = {"case": "", "batch": ""} | dict.fromkeys(("kernels", "torch", "floor"), ".1f")
+COLUMNS = {"case": "", "batch": ""} | dict.fromkeys(("kernels", "floor"), ".1f")
 
 
 def main(
@@ -52,10 +49,9 @@ def main(
             by_rejection = "rule" in changes
             stats = by_rejection or not FILTERS.keys().isdisjoint(changes)
             read = tensors if by_rejection else {n: t for n, t in tensors.items() if n != "draft_probs"}
-            chain = rejection_chain if by_rejection else coupled_chain
             ours = median_us(VerifyLaunch(module, read, workspace, stats=stats).run)
             floor = 2 * tensors["logits"].numel() / (bandwidth() / 1e6)
-            lines.append((f"verify, {name}", batch, ours, median_us(partial(chain, tensors)), floor))
+            lines.append((f"verify, {name}", batch, ours, floor))
         for name, size, probs in (
             ("propose", vocab, False),
             ("propose, with probabilities", vocab, True),
@@ -63,7 +59,7 @@ def main(
         ):
             launch = proposal(module, batch, size, vocab, probs=probs)
             floor = (6 if probs else 2) * batch * size / (bandwidth() / 1e6)
-            lines.append((name, batch, median_us(launch.run), None, floor))
+            lines.append((name, batch, median_us(launch.run), floor))
     title = f"{torch.cuda.get_device_name()}, vocabulary {vocab}, {num_draft_tokens} draft tokens, bf16, microseconds"
     Report(out).add(title, COLUMNS, lines)
 
@@ -107,27 +103,3 @@ def inputs(batch: int, rows: int, vocab: int, **changes: float) -> dict[str, tor
     for name, value in changes.items():
         tensors[name].fill_(value)
     return tensors
-
-
-def masked_scores(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Return float32 copies of the logits, masked and divided by the temperature."""
-    logits, bits = tensors["logits"].float(), torch.arange(32, dtype=torch.int32, device="cuda")
-    allowed = (tensors["bitmask"][..., None] >> bits & 1).bool().flatten(-2)[..., : logits.shape[-1]]
-    return logits.masked_fill_(~allowed, -torch.inf).div_(tensors["temperature"].clamp(min=1e-6)[:, None, None])
-
-
-def coupled_chain(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Sample every row, and return the number of leading drafts that equal the samples."""
-    scores = masked_scores(tensors)
-    drawn = (scores - torch.empty_like(scores).exponential_().log_()).argmax(dim=-1)
-    return (drawn[:, :-1] == tensors["draft_tokens"]).long().cumprod(dim=-1).sum(dim=-1)
-
-
-def rejection_chain(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Accept drafts by the rejection rule, sample from the residual of every row, and return the accepted counts."""
-    probs, draft_probs, draft = masked_scores(tensors).softmax(dim=-1), tensors["draft_probs"], tensors["draft_tokens"]
-    p, q = (each.gather(-1, draft[..., None])[..., 0] for each in (probs[:, :-1], draft_probs))
-    accepted = (torch.rand_like(q) * q < p).long().cumprod(dim=-1).sum(dim=-1)
-    residual = (probs[:, :-1] - draft_probs).clamp_(min=0)
-    (residual / torch.empty_like(residual).exponential_()).argmax(dim=-1)
-    return accepted
