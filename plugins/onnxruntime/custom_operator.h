@@ -7,6 +7,8 @@
 
 #define API_VERSION 17 /* the first with KernelContext_ParallelFor; later versions only append */
 
+#define MOST_DIMENSIONS 8
+
 #define WORTH_THREADS 16384 /* values of a call that several threads compute */
 
 typedef struct OrtStatus OrtStatus;
@@ -69,30 +71,32 @@ static inline OrtStatus* failure(OrtApi api, const char* rule) {
     return API(CREATE_STATUS, OrtStatus*, int, const char*)(2, rule);
 }
 
-static inline OrtStatus* read_shape(OrtApi api, const void* tensor, int64_t* dims, size_t most, size_t* rank) {
+/* An input of a call; data is NULL if it is left out. */
+typedef struct {
+    void* data;
+    int64_t dims[MOST_DIMENSIONS];
+    size_t rank;
+    int type; /* of its elements */
+} Input;
+
+/* Read an input whose rank is at most ``most``. */
+static inline OrtStatus* read_input(OrtApi api, void* context, size_t i, size_t most, Input* input) {
+    const void* value = NULL;
     void* shape = NULL;
     OrtStatus* status = NULL;
-    TRY(API(TENSOR_SHAPE, OrtStatus*, const void*, void**)(tensor, &shape));
-    TRY(API(DIMENSIONS_COUNT, OrtStatus*, void*, size_t*)(shape, rank));
-    if (*rank < 1 || *rank > most) {
+    TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, i, &value));
+    if (value == NULL) goto done;
+    TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(value, &input->data));
+    TRY(API(TENSOR_SHAPE, OrtStatus*, const void*, void**)(value, &shape));
+    TRY(API(ELEMENT_TYPE, OrtStatus*, const void*, int*)(shape, &input->type));
+    TRY(API(DIMENSIONS_COUNT, OrtStatus*, void*, size_t*)(shape, &input->rank));
+    if (input->rank < 1 || input->rank > most) {
         status = failure(api, "tandemrt: the rank of an input is wrong");
         goto done;
     }
-    TRY(API(DIMENSIONS, OrtStatus*, void*, int64_t*, size_t)(shape, dims, *rank));
+    TRY(API(DIMENSIONS, OrtStatus*, void*, int64_t*, size_t)(shape, input->dims, input->rank));
 done:
     if (shape) API(RELEASE_SHAPE, void, void*)(shape);
-    return status;
-}
-
-/* Read the data and the shape of an input, whose rank is at most ``most``. */
-static inline OrtStatus* read_input(OrtApi api, void* context, size_t i, size_t most, void** data, int64_t* dims,
-                                    size_t* rank) {
-    const void* input = NULL;
-    OrtStatus* status = NULL;
-    TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, i, &input));
-    TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(input, data));
-    TRY(read_shape(api, input, dims, most, rank));
-done:
     return status;
 }
 
@@ -132,6 +136,17 @@ static inline OrtStatus* read_float(OrtApi api, const void* info, const char* na
 }
 
 static inline size_t count_of(size_t size, size_t part) { return (size + part - 1) / part; }
+
+/* What one thread computes of a matmul: tiles of outputs from first to last, of rows from row to end. */
+typedef struct { size_t first, last, row, end; } Part;
+
+/* Return part ``item``, of at most ``tiles_at_once`` of ``tiles`` and ``rows_at_once`` of ``rows``. */
+static inline Part part_of(size_t item, size_t tiles, size_t tiles_at_once, size_t rows, size_t rows_at_once) {
+    const size_t items = count_of(tiles, tiles_at_once);
+    const size_t first = item % items * tiles_at_once, row = item / items * rows_at_once;
+    const size_t last = first + tiles_at_once, end = row + rows_at_once;
+    return (Part){first, last < tiles ? last : tiles, row, end < rows ? end : rows};
+}
 
 #define MOST_INPUTS 7
 enum { ANY_TYPE = 0, FLOAT = 1, UINT8 = 2, INT8 = 3, INT64 = 7 };

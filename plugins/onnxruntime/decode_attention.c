@@ -105,19 +105,20 @@ typedef struct {
     void (*attend)(void* call, size_t item);
 } Kernel;
 
-/* Check the shapes and fill in the sizes. ``dims``: of the inputs in their order. Returns the rule that is broken. */
-static const char* fit(Call* call, int64_t dims[INPUTS][4]) {
-    const int64_t *qkv = dims[0], *cache = dims[1];
+/* Check the shapes and fill in the sizes. Returns the rule that is broken. */
+static const char* fit(Call* call, const Input inputs[INPUTS]) {
+    const int64_t *qkv = inputs[0].dims, *cache = inputs[1].dims, *values = inputs[2].dims;
+    const int64_t *index = inputs[3].dims, *tables = inputs[4].dims, *ends = inputs[6].dims;
     call->batch = (size_t)qkv[0], call->query = (size_t)qkv[1];
     call->kv_heads = (size_t)cache[1], call->capacity = (size_t)cache[2], call->dim = (size_t)cache[3];
-    call->half = (size_t)dims[4][1];
+    call->half = (size_t)tables[1];
     if (call->dim % STEP || call->dim > WIDEST || 2 * call->half > call->dim)
         return "decode_attention: a head must have a multiple of 16 and at most 1,024 values";
-    if (call->kv_heads == 0 || call->heads % call->kv_heads || cache[0] != qkv[0] || dims[3][0] != qkv[0] ||
-        (size_t)qkv[2] != (call->heads + 2 * call->kv_heads) * call->dim || memcmp(cache, dims[2], sizeof(dims[2])) ||
-        (call->ends && (dims[6][0] != qkv[0] || dims[6][1] != qkv[1])))
+    if (call->kv_heads == 0 || call->heads % call->kv_heads || cache[0] != qkv[0] || index[0] != qkv[0] ||
+        (size_t)qkv[2] != (call->heads + 2 * call->kv_heads) * call->dim || memcmp(cache, values, 4 * sizeof(*cache)) ||
+        (call->ends && (ends[0] != qkv[0] || ends[1] != qkv[1])))
         return "decode_attention: the shapes of the inputs do not fit";
-    const int64_t end = call->half && dims[4][0] < cache[2] ? dims[4][0] : cache[2];
+    const int64_t end = call->half && tables[0] < cache[2] ? tables[0] : cache[2];
     for (size_t row = 0; row < call->batch; row++)
         if (call->index[row] < 0 || call->index[row] > end - qkv[1])
             return "decode_attention: write_index and the new tokens must lie within the cache and the rotary tables";
@@ -131,33 +132,28 @@ static OrtStatus* compute(void* self, void* context) {
     const Kernel* kernel = self;
     OrtApi api = kernel->api;
     OrtStatus* status = NULL;
-    const void* inputs[INPUTS] = {0};
-    void *data[INPUTS] = {0}, *output = NULL, *present[2] = {0}, *made = NULL;
-    int64_t dims[INPUTS][4] = {{0}};
-    size_t count = 0, rank = 0;
+    void *output = NULL, *present[2] = {0}, *made = NULL;
+    Input inputs[INPUTS] = {0};
+    size_t count = 0;
     TRY(API(INPUT_COUNT, OrtStatus*, void*, size_t*)(context, &count));
-    for (size_t i = 0; i < count && i < INPUTS; i++) {
-        TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, i, &inputs[i]));
-        if (inputs[i] == NULL) continue;
-        TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(inputs[i], &data[i]));
-        TRY(read_shape(api, inputs[i], dims[i], 4, &rank));
-    }
-    Call call = {
-        .qkv = data[0], .index = data[3], .cosine = data[4], .sine = data[5], .ends = data[6], .scale = kernel->scale};
+    for (size_t i = 0; i < count && i < INPUTS; i++) TRY(read_input(api, context, i, 4, &inputs[i]));
+    const Input *qkv = &inputs[0], *caches = &inputs[1];
+    Call call = {.qkv = qkv->data, .index = inputs[3].data, .cosine = inputs[4].data, .sine = inputs[5].data};
+    call.ends = inputs[6].data, call.scale = kernel->scale;
     call.heads = (size_t)kernel->heads, call.sliding_window = (size_t)kernel->sliding_window;
-    const char* rule = fit(&call, dims);
+    const char* rule = fit(&call, inputs);
     if (rule) {
         status = failure(api, rule);
         goto done;
     }
     for (size_t i = 0; i < 2; i++) {
         const size_t size = sizeof(float) * call.batch * call.kv_heads * call.capacity * call.dim;
-        TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, i + 1, dims[1], 4,
+        TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, i + 1, caches->dims, 4,
                                                                                    &output));
         TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &present[i]));
-        if (present[i] != data[i + 1]) memcpy(present[i], data[i + 1], size); /* not in place */
+        if (present[i] != caches[i].data) memcpy(present[i], caches[i].data, size); /* not in place */
     }
-    int64_t mixed[3] = {dims[0][0], dims[0][1], (int64_t)(call.heads * call.dim)};
+    int64_t mixed[3] = {qkv->dims[0], qkv->dims[1], (int64_t)(call.heads * call.dim)};
     TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, 0, mixed, 3, &output));
     if (call.batch * call.query == 0) goto done;
     TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made));

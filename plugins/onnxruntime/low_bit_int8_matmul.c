@@ -268,41 +268,33 @@ static void round_item(void* work, size_t row) {
 
 static void multiply_item(void* work, size_t item) {
     const Work* w = work;
-    const Call* call = w->call;
-    const size_t tiles = count_of(call->width, COLUMNS), items = count_of(tiles, TILES);
-    const size_t first = item % items * TILES, row = item / items * ROWS;
-    const size_t last = first + TILES < tiles ? first + TILES : tiles;
-    w->kernel->multiply(call, first, last, row, row + ROWS < call->rows ? row + ROWS : call->rows);
+    const Part part = part_of(item, count_of(w->call->width, COLUMNS), TILES, w->call->rows, ROWS);
+    w->kernel->multiply(w->call, part.first, part.last, part.row, part.end);
 }
 
 static OrtStatus* compute(void* self, void* context) {
     const Kernel* kernel = self;
     OrtApi api = kernel->api;
     OrtStatus* status = NULL;
-    const void* inputs[INPUTS] = {0};
-    void *data[INPUTS] = {0}, *output = NULL, *made = NULL, *scratch = NULL;
-    int64_t dims[8], shapes[INPUTS][2] = {0};
-    size_t count = 0, rank = 0, ignored = 0;
+    void *output = NULL, *made = NULL, *scratch = NULL;
+    Input inputs[INPUTS] = {0}, *x = inputs;
+    size_t count = 0;
     TRY(API(INPUT_COUNT, OrtStatus*, void*, size_t*)(context, &count));
-    for (size_t i = 0; i < count && i < INPUTS; i++) {
-        TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, i, &inputs[i]));
-        if (inputs[i] == NULL) continue;
-        TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(inputs[i], &data[i]));
-        if (i > 0) TRY(read_shape(api, inputs[i], shapes[i], 2, &ignored));
-    }
-    TRY(read_shape(api, inputs[0], dims, 8, &rank));
-    Call call = {.x = data[0], .weight = data[1], .scales = data[2], .zeros = data[3], .offsets = data[4]};
-    call.subscales = data[5];
-    call.suboffsets = data[6];
-    call.inner = (size_t)dims[rank - 1];
+    for (size_t i = 0; i < count && i < INPUTS; i++)
+        TRY(read_input(api, context, i, i ? 2 : MOST_DIMENSIONS, &inputs[i]));
+    Call call = {.x = x->data, .weight = inputs[1].data, .scales = inputs[2].data, .zeros = inputs[3].data};
+    call.offsets = inputs[4].data;
+    call.subscales = inputs[5].data;
+    call.suboffsets = inputs[6].data;
+    call.inner = (size_t)x->dims[x->rank - 1];
     call.width = (size_t)kernel->width;
     call.bits = (size_t)kernel->bits;
     call.steps = count_of(call.inner, STEP);
     call.groups = count_of(call.steps * STEP, (size_t)kernel->group_size);
     call.parts_of_group = (size_t)kernel->group_size * PARTS(call.bits) / STEP;
-    call.scales_of_output = (size_t)shapes[2][1] / COLUMNS;
+    call.scales_of_output = (size_t)inputs[2].dims[1] / COLUMNS;
     call.groups_of_scale = call.scales_of_output ? count_of(call.groups, call.scales_of_output) : 1;
-    call.rows = rows_of(dims, rank);
+    call.rows = rows_of(x->dims, x->rank);
     const size_t tiles = count_of(call.width, COLUMNS), steps = call.rows * call.steps;
     const size_t sizes[INPUTS] = {
         0,
@@ -315,13 +307,13 @@ static OrtStatus* compute(void* self, void* context) {
     };
     int fit = call.groups == call.groups_of_scale * call.scales_of_output;
     for (size_t i = 1; i < INPUTS; i++)
-        fit &= inputs[i] == NULL || ((size_t)shapes[i][0] == tiles && (size_t)shapes[i][1] == sizes[i]);
+        fit &= !inputs[i].rank || ((size_t)inputs[i].dims[0] == tiles && (size_t)inputs[i].dims[1] == sizes[i]);
     if (!fit) {
         status = failure(api, "low_bit_int8_matmul: the shapes of the inputs do not fit");
         goto done;
     }
-    dims[rank - 1] = kernel->width;
-    TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, 0, dims, rank, &output));
+    x->dims[x->rank - 1] = kernel->width;
+    TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, 0, x->dims, x->rank, &output));
     if (steps == 0) goto done;
     TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made));
     call.out = made;

@@ -52,25 +52,25 @@ static OrtStatus* compute(void* self, void* context) {
     const Kernel* kernel = self;
     OrtApi api = kernel->api;
     OrtStatus* status = NULL;
-    void *data[3] = {0}, *output = NULL, *made[2] = {0};
-    int64_t dims[3][8];
-    size_t rank[3] = {0}, outputs = 0;
-    for (size_t i = 0; i < 3; i++) TRY(read_input(api, context, i, 8, &data[i], dims[i], &rank[i]));
-    const int64_t width = dims[0][rank[0] - 1];
-    if (rank[1] != rank[0] || memcmp(dims[0], dims[1], sizeof(int64_t) * rank[0]) || rank[2] != 1 ||
-        dims[2][0] != width) {
+    void *output = NULL, *made[2] = {0};
+    Input inputs[3] = {0}, *x = &inputs[0], *update = &inputs[1], *weight = &inputs[2];
+    size_t outputs = 0;
+    for (size_t i = 0; i < 3; i++) TRY(read_input(api, context, i, MOST_DIMENSIONS, &inputs[i]));
+    const int64_t width = x->dims[x->rank - 1];
+    if (update->rank != x->rank || memcmp(x->dims, update->dims, sizeof(int64_t) * x->rank) || weight->rank != 1 ||
+        weight->dims[0] != width) {
         status = failure(api, "residual_norm: the shapes of the inputs do not fit");
         goto done;
     }
-    const size_t rows = rows_of(dims[0], rank[0]);
+    const size_t rows = rows_of(x->dims, x->rank);
     TRY(API(OUTPUT_COUNT, OrtStatus*, void*, size_t*)(context, &outputs));
     for (size_t i = 0; i < outputs; i++) {
-        TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, i, dims[0], rank[0],
+        TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, i, x->dims, x->rank,
                                                                                    &output));
         if (output) TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made[i]));
     }
     if (rows * (size_t)width == 0) goto done;
-    Call call = {.x = data[0], .update = data[1], .weight = data[2], .normed = made[0]};
+    Call call = {.x = x->data, .update = update->data, .weight = weight->data, .normed = made[0]};
     call.sum = made[1] ? made[1] : made[0];
     call.width = (size_t)width, call.epsilon = kernel->epsilon;
     TRY(each_row(api, context, kernel->norm, rows, call.width, &call));

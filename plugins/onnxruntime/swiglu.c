@@ -40,18 +40,17 @@ static OrtStatus* compute(void* self, void* context) {
     const Kernel* kernel = self;
     OrtApi api = kernel->api;
     OrtStatus* status = NULL;
-    void *data = NULL, *output = NULL, *made = NULL;
-    int64_t dims[8];
-    size_t rank = 0;
-    TRY(read_input(api, context, 0, 8, &data, dims, &rank));
-    if (dims[rank - 1] % 2) {
+    void *output = NULL, *made = NULL;
+    Input x = {0};
+    TRY(read_input(api, context, 0, MOST_DIMENSIONS, &x));
+    if (x.dims[x.rank - 1] % 2) {
         status = failure(api, "swiglu: the last dimension must be even");
         goto done;
     }
-    dims[rank - 1] /= 2;
-    const size_t rows = rows_of(dims, rank);
-    TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, 0, dims, rank, &output));
-    Call call = {.gate_up = data, .width = (size_t)dims[rank - 1]};
+    x.dims[x.rank - 1] /= 2;
+    const size_t rows = rows_of(x.dims, x.rank);
+    TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, 0, x.dims, x.rank, &output));
+    Call call = {.gate_up = x.data, .width = (size_t)x.dims[x.rank - 1]};
     if (rows * call.width == 0) goto done;
     TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made));
     call.out = made;

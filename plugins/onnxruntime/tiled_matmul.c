@@ -311,35 +311,24 @@ typedef struct {
 
 static void multiply_item(void* work, size_t item) {
     const Work* w = work;
-    const Call* call = w->call;
-    const size_t tiles = count_of(call->width, COLUMNS), items = count_of(tiles, TILES);
-    const size_t first = item % items * TILES, row = item / items * ROWS;
-    const size_t last = first + TILES < tiles ? first + TILES : tiles;
-    w->kernel->multiply(call, first, last, row, row + ROWS < call->rows ? row + ROWS : call->rows);
+    const Part part = part_of(item, count_of(w->call->width, COLUMNS), TILES, w->call->rows, ROWS);
+    w->kernel->multiply(w->call, part.first, part.last, part.row, part.end);
 }
 
 static OrtStatus* compute(void* self, void* context) {
     const Kernel* kernel = self;
     OrtApi api = kernel->api;
     OrtStatus* status = NULL;
-    const void *x = NULL, *weight = NULL;
-    void *data[2] = {0}, *output = NULL, *made = NULL, *shape = NULL;
-    int64_t dims[8], tiled[2];
-    size_t rank = 0, ignored = 0;
-    TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, 0, &x));
-    TRY(API(INPUT, OrtStatus*, void*, size_t, const void**)(context, 1, &weight));
-    TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(x, &data[0]));
-    TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(weight, &data[1]));
-    TRY(read_shape(api, x, dims, 8, &rank));
-    TRY(read_shape(api, weight, tiled, 2, &ignored));
-    Call call = {.x = data[0], .weight = data[1]};
-    TRY(API(TENSOR_SHAPE, OrtStatus*, const void*, void**)(weight, &shape));
-    TRY(API(ELEMENT_TYPE, OrtStatus*, const void*, int*)(shape, &call.type));
-    call.inner = (size_t)dims[rank - 1];
+    void *output = NULL, *made = NULL;
+    Input x = {0}, weight = {0};
+    TRY(read_input(api, context, 0, MOST_DIMENSIONS, &x));
+    TRY(read_input(api, context, 1, 2, &weight));
+    Call call = {.x = x.data, .weight = weight.data, .type = weight.type};
+    call.inner = (size_t)x.dims[x.rank - 1];
     call.width = (size_t)kernel->width;
-    call.rows = rows_of(dims, rank);
+    call.rows = rows_of(x.dims, x.rank);
     const size_t tiles = count_of(call.width, COLUMNS);
-    if ((size_t)tiled[0] != tiles || (size_t)tiled[1] != call.inner * COLUMNS) {
+    if ((size_t)weight.dims[0] != tiles || (size_t)weight.dims[1] != call.inner * COLUMNS) {
         status = failure(api, "tiled_matmul: the shapes of the inputs do not fit");
         goto done;
     }
@@ -347,15 +336,14 @@ static OrtStatus* compute(void* self, void* context) {
         status = failure(api, "tiled_matmul: weight must be float32, float16 or bfloat16");
         goto done;
     }
-    dims[rank - 1] = kernel->width;
-    TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, 0, dims, rank, &output));
+    x.dims[x.rank - 1] = kernel->width;
+    TRY(API(OUTPUT, OrtStatus*, void*, size_t, const int64_t*, size_t, void**)(context, 0, x.dims, x.rank, &output));
     if (call.rows == 0) goto done;
     TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made));
     call.out = made;
     Work work = {kernel, &call};
     TRY(parallel(api, context, multiply_item, count_of(tiles, TILES) * count_of(call.rows, ROWS), &work));
 done:
-    if (shape) API(RELEASE_SHAPE, void, void*)(shape);
     return status;
 }
 
