@@ -159,13 +159,28 @@ def _qwen_entry(checkpoint: Checkpoint, fields: Fields, positions: int, window_s
     return entry
 
 
-def _rope_theta(fields: Fields) -> float:
-    return float((fields.get("rope_parameters") or {}).get("rope_theta", 10_000.0))
-
-
-def _require_width(fields: Fields, hidden: int) -> None:
+def _qwen(fields: Fields, hidden: int, entry: VisionEntry) -> VisionSpec:
+    """Read what the towers of the Qwen families have in common; the other fields are those of a plain tower."""
     if (out := fields.integer("out_hidden_size")) != hidden:
         raise BadCheckpoint(f"{fields.where}.out_hidden_size should be that of the text part, {hidden}, it is {out}")
+    layers = fields.integer("depth")
+    return VisionSpec(
+        names=_QWEN3_VL,
+        hidden=fields.integer("hidden_size"),
+        intermediate=fields.integer("intermediate_size"),
+        layers=layers,
+        heads=fields.integer("num_heads"),
+        out=hidden,
+        taps=(),
+        frames=fields.integer("temporal_patch_size"),
+        positions=0,
+        approximate="none",
+        rope_theta=float((fields.get("rope_parameters") or {}).get("rope_theta", 10_000.0)),
+        norm_eps=1e-6,  # which no config names
+        whole_layers=tuple(range(layers)),
+        merger="joined",
+        entry=entry,
+    )
 
 
 def _qwen2_5_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
@@ -182,47 +197,17 @@ def _qwen2_5_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSp
     fields.only("in_chans", 3)
     fields.only("spatial_patch_size", patch)
     fields.skip("tokens_per_second")  # of videos
-    _require_width(fields, hidden)
-    return VisionSpec(
-        names=_QWEN2_5_VL,
-        hidden=fields.integer("hidden_size"),
-        intermediate=fields.integer("intermediate_size"),
-        layers=layers,
-        heads=fields.integer("num_heads"),
-        out=hidden,
-        taps=(),
-        frames=fields.integer("temporal_patch_size"),
-        positions=0,
-        approximate="none",
-        rope_theta=_rope_theta(fields),
-        norm_eps=1e-6,  # which no config names
-        whole_layers=tuple(whole),
-        merger="joined",
-        entry=_qwen_entry(checkpoint, fields, 0, window // (patch * merge)),
-        rms_norms=True,
-        patch_bias=False,
-    )
+    spec = _qwen(fields, hidden, _qwen_entry(checkpoint, fields, 0, window // (patch * merge)))
+    return replace(spec, names=_QWEN2_5_VL, whole_layers=tuple(whole), rms_norms=True, patch_bias=False)
 
 
 def _qwen3_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     taps, positions = fields.get("deepstack_visual_indexes", ()), fields.integer("num_position_embeddings")
-    _require_width(fields, hidden)
-    spec = VisionSpec(
-        names=_QWEN3_VL,
-        hidden=fields.integer("hidden_size"),
-        intermediate=fields.integer("intermediate_size"),
-        layers=fields.integer("depth"),
-        heads=fields.integer("num_heads"),
-        out=hidden,
+    spec = replace(
+        _qwen(fields, hidden, _qwen_entry(checkpoint, fields, positions, 0)),
         taps=tuple(taps) if isinstance(taps, list | tuple) else (-1,),
-        frames=fields.integer("temporal_patch_size"),
         positions=positions,
         approximate=_gelu(fields),
-        rope_theta=_rope_theta(fields),
-        norm_eps=1e-6,  # which no config names
-        whole_layers=tuple(range(fields.integer("depth"))),
-        merger="joined",
-        entry=_qwen_entry(checkpoint, fields, positions, 0),
     )
     if isqrt(positions) ** 2 != positions:
         raise BadCheckpoint(f"{fields.where}.num_position_embeddings should be a square, it is {positions}")
