@@ -17,6 +17,7 @@ from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensor
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.operators.launch import Tensors as RuntimeTensors
 from tandemrt.plugins.operators.shared_ranks import SharedRanks
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 _SLOTS = 16384  # bytes of counters and flags, as in collectives.cu
 _MOST_BLOCKS, _THREADS, _PUBLISHERS = 128, 512, 8
@@ -46,16 +47,17 @@ class DeviceRanks:
         nbytes = _SLOTS + 2 * self.most + 2 * self.count * self._lines + inputs
         self.aborted = torch.zeros(1, dtype=torch.int32, pin_memory=True)
         self._abort = self.aborted.numpy()
-        with torch.cuda.device(device):
-            torch.cuda.current_stream(device).synchronize()  # creates torch's context
+        gpu = device_of(device)
+        with gpu.on_device():
+            gpu.synchronize()  # creates torch's context
             own = _made(runtime.cudaMalloc(nbytes))
             _made(runtime.cudaMemset(own, 0, nbytes))
-            torch.cuda.synchronize(device)
+            _made(runtime.cudaDeviceSynchronize())
             handles = [bytes(part) for part in shared.exchange(np.frombuffer(_handle(own), np.uint8))]
             addresses = [own if rank == self.rank else _opened(handle) for rank, handle in enumerate(handles)]
             weakref.finalize(self, _release, own, [each for each in addresses if each != own]).atexit = False
-        self.memory = torch.tensor(addresses, dtype=torch.int64, device=device)
-        torch.cuda.synchronize(device)
+            self.memory = torch.tensor(addresses, dtype=torch.int64, device=device)
+            _made(runtime.cudaDeviceSynchronize())
         shared.exchange(np.zeros(1, np.uint8))  # all flags are zero before a rank raises one
 
     def abort(self, _error: BaseException | None = None) -> None:

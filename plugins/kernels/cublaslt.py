@@ -15,6 +15,7 @@ import torch
 
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.engines.validation.extras import pip_install
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 WORKSPACE = 32 << 20  # bytes
 _TYPES = {torch.float32: 0, torch.float16: 2, torch.bfloat16: 14, torch.float8_e4m3fn: 28}  # cudaDataType_t
@@ -109,7 +110,7 @@ class Matmul:
             byref(algorithm),
             c_void_p(workspace.data_ptr()),
             c_size_t(WORKSPACE),
-            c_void_p(torch.cuda.current_stream(out.device).cuda_stream),
+            c_void_p(device_of(out.device).current_stream()),
         )
 
 
@@ -182,7 +183,7 @@ def library_version() -> int:
 @cache
 def _handle(device: torch.device) -> c_void_p:
     handle = c_void_p()
-    with torch.cuda.device(device):
+    with device_of(device).on_device():
         _call("cublasLtCreate", byref(handle))
     return handle
 

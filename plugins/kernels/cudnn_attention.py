@@ -16,6 +16,7 @@ import torch
 
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 OLDEST, OLDEST_WITH_SINKS = 90_500, 91_300  # the first versions with paged caches, and with sinks
 DTYPES = (torch.bfloat16, torch.float16)
@@ -99,7 +100,7 @@ class CudnnAttention:
 
     def run(self) -> None:
         """Enqueue the call on torch's current stream."""
-        self._set_stream(handle=self._handle, stream=torch.cuda.current_stream(self._device).cuda_stream)
+        self._set_stream(handle=self._handle, stream=device_of(self._device).current_stream())
         self._plan.graph.execute(self._tensors, self._plan.workspace, handle=self._handle)
 
 
@@ -194,5 +195,5 @@ class _Plan:
 def _handle(device: torch.device) -> Any:
     import cudnn
 
-    with torch.cuda.device(device):
+    with device_of(device).on_device():
         return cudnn.create_handle()

@@ -16,6 +16,7 @@ from tandemrt.plugins.kernels.experts_route import Routes, Routing
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.kernels.swiglu import SwigluLauncher
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 _MIN_PAIRS_PER_EXPERT = 16  # pairs per expert, if routing is uniform
 _THREADS, _STEP = 256, 8  # threads of a block; sizes must be a multiple of the step
@@ -32,7 +33,7 @@ def has_groups(x: torch.Tensor, context: Context) -> bool:
     return (
         x.dtype == torch.bfloat16
         and KernelModule.of(context, "experts").architecture >= HOPPER
-        and torch.cuda.get_device_capability(x.device)[0] in WITH_KERNELS
+        and device_of(x.device).capability[0] in WITH_KERNELS
     )
 
 

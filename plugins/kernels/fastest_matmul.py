@@ -14,6 +14,7 @@ from tandemrt.plugins.kernels.cublaslt import Algorithm, Matmul
 from tandemrt.plugins.kernels.matmul_choices import Choices
 from tandemrt.plugins.kernels.matmul_trials import Trials, random_like, random_rows, same_bits, workspace
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 MOST_ROWS = 128  # trials found nothing better for more rows
 # outputs; in bfloat16 another order of sums changes the last bits of one output in about ten thousand
@@ -52,7 +53,7 @@ def _fastest(context: Context, count: int, weight: torch.Tensor, dtype: torch.dt
     algorithms = trials[0].algorithms()
     if not algorithms:
         raise BackendUnavailable(
-            f"device: {torch.cuda.get_device_name(weight.device)} has no matmul of {count} rows by "
+            f"device: {device_of(weight.device).name} has no matmul of {count} rows by "
             f"{list(weight.shape)} in {weight.dtype}; build the bundle from weights that are not float8"
         )
     first, *others = algorithms

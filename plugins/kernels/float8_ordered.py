@@ -6,6 +6,7 @@ from cuda.bindings import driver
 
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 _MAX_ROWS = 16
 _TILE = 8  # rows of a tile
@@ -62,11 +63,7 @@ class OrderedMatmul:
     @staticmethod
     def serves(context: Context, rows: int, weight: torch.Tensor) -> bool:
         """Whether the kernel supports this many rows of this weight on the context's device."""
-        if (
-            weight.dtype != torch.float8_e4m3fn
-            or rows > _MAX_ROWS
-            or torch.cuda.get_device_capability(context.device) != (9, 0)
-        ):
+        if weight.dtype != torch.float8_e4m3fn or rows > _MAX_ROWS or device_of(context.device).capability != (9, 0):
             return False
         return KernelModule.of(context, "float8").architecture == HOPPER
 

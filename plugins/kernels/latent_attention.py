@@ -13,6 +13,7 @@ from tandemrt.plugins.kernels.module import Grid, KernelModule, Launch, Tensors,
 from tandemrt.plugins.kernels.tensors import check, check_packed
 from tandemrt.plugins.operators.constants import LATENT
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 _RANK, _ROTATED = LATENT
 _CACHED = _RANK + _ROTATED
@@ -64,7 +65,7 @@ class _Memory:
                     return memory
         raise BackendUnavailable(
             f"device: latent_attention needs {cls(_ROWS[0], 1).bytes} bytes of shared memory per block, "
-            f"{torch.cuda.get_device_name(module.device)} has {room}; choose {CPU}"
+            f"{device_of(module.device).name} has {room}; choose {CPU}"
         )
 
 

@@ -20,6 +20,7 @@ from tandemrt.plugins.kernels.float8_ordered import OrderedMatmul, Scales
 from tandemrt.plugins.kernels.matmul_choices import Choices
 from tandemrt.plugins.kernels.matmul_trials import MEASURED, Trials, random_like, random_rows, same_bits, workspace
 from tandemrt.plugins.operators.launch import Call, Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 _ROWS = 64  # rows of a trial, repeated
 # microseconds that our kernels gain in a decoder over a trial: they read their weight while the previous kernel runs,
@@ -129,7 +130,7 @@ def _trial(context: Context, weight: torch.Tensor, dtype: torch.dtype) -> _Trial
 
 def _unavailable(weight: torch.Tensor, rows: str) -> BackendUnavailable:
     return BackendUnavailable(
-        f"device: {torch.cuda.get_device_name(weight.device)} has no matmul of {rows} by {list(weight.shape)} in "
+        f"device: {device_of(weight.device).name} has no matmul of {rows} by {list(weight.shape)} in "
         f"{weight.dtype} whose rows have equal bits among any number of rows; build the bundle without "
         "backend.batch_invariant"
     )

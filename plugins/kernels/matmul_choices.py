@@ -13,6 +13,7 @@ import torch
 from tandemrt.engines.user_cache import cache_folder, is_private, make_private, write_cache
 from tandemrt.plugins.kernels.cublaslt import Algorithm, library_version
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 _VERSION = 4  # of the trials and of our kernels; a change of either makes older choices invalid
 
@@ -48,8 +49,8 @@ class Choices:
 
 
 def _name(device: torch.device) -> str:
-    name, capability = torch.cuda.get_device_name(device), torch.cuda.get_device_capability(device)
-    parts = (_VERSION, name, capability, torch.version.cuda, library_version())
+    gpu = device_of(device)
+    parts = (_VERSION, gpu.name, gpu.capability, torch.version.cuda, library_version())
     return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 

@@ -7,6 +7,7 @@ import torch
 
 from tandemrt.plugins.kernels.cublaslt import WORKSPACE, Algorithm, Matmul, MatmulCall
 from tandemrt.plugins.operators.launch import Call, Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 MEASURED = 320  # up to this many rows a matmul is memory-bound, and the first algorithm may take twice as long
 _MAX_ALGORITHMS = 6  # algorithms per number of rows
@@ -51,16 +52,15 @@ class Trials:
     def microseconds(self, calls: Sequence[Call]) -> list[float]:
         """Return the minimum time of a few runs of each call, in turns, each run with a cold L2 cache."""
         caches = self._context.get_or_create("matmul trials", self._warm)
-        times = [math.inf] * len(calls)
+        gpu, times = device_of(self._made.device), [math.inf] * len(calls)
         for _ in range(_RUNS):
             for index, call in enumerate(calls):
-                begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
                 caches.sum()  # reads: memory that was written would be evicted during the measured call
-                begin.record()
+                begin = gpu.timestamp()
                 call.run()
-                end.record()
-                end.synchronize()
-                times[index] = min(times[index], 1e3 * begin.elapsed_time(end))
+                end = gpu.timestamp()
+                gpu.synchronize()
+                times[index] = min(times[index], 1e6 * gpu.seconds_between(begin, end))
         return times
 
     def _warm(self) -> torch.Tensor:

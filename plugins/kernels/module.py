@@ -11,6 +11,7 @@ from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 try:
     from cuda.bindings import driver
@@ -32,7 +33,7 @@ class KernelModule:
         self.device = device
         self.architecture = architecture  # of the code, 90 for sm_90; the device's may be higher
         self.shared_memory = _most_shared_memory(device)  # bytes per block
-        self.sm_count = torch.cuda.get_device_properties(device).multi_processor_count
+        self.sm_count = device_of(device).processors
         self._code = code
         self._kernels: dict[str, Any] = {}
         self._allowed: dict[str, int] = {}  # bytes of dynamic shared memory
@@ -43,11 +44,11 @@ class KernelModule:
 
         Raises BackendUnavailable if neither fits the device's compute capability.
         """
-        device = torch.device(device)
-        device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
-        torch.cuda.current_stream(device).synchronize()  # creates torch's context, which the kernels share
+        device = device_of(torch.device(device)).numbered()
+        gpu = device_of(device)
+        gpu.synchronize()  # creates torch's context, which the kernels share
         Device(device.index).set_current()
-        major, minor = torch.cuda.get_device_capability(device)
+        major, minor = gpu.capability
         cubin = _fitting(folder, name, major, minor)
         if cubin is not None:
             return cls(ObjectCode.from_cubin(cubin.read_bytes()), device, int(cubin.suffixes[-2].removeprefix(".sm_")))
@@ -56,7 +57,7 @@ class KernelModule:
             return cls(ObjectCode.from_ptx(ptx.read_bytes()), device, virtual)
         offered = sorted(path.name for path in (*folder.glob(f"{name}.*.cubin"), *folder.glob(f"{name}.ptx")))
         raise BackendUnavailable(
-            f"{folder}: no {name} kernels for {torch.cuda.get_device_name(device)} (sm_{major}{minor}), "
+            f"{folder}: no {name} kernels for {gpu.name} (sm_{major}{minor}), "
             f"there are {', '.join(offered) or 'none'}; add its compute capability to the recipe and build again"
         )
 
@@ -137,7 +138,7 @@ class Launch:
 
 def current_stream(device: torch.device) -> "Stream":
     """Return torch's current stream on ``device``, for :meth:`Launch.run`."""
-    return _stream(torch.cuda.current_stream(device).cuda_stream)
+    return _stream(device_of(device).current_stream())
 
 
 @lru_cache(maxsize=64)

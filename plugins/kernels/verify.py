@@ -15,6 +15,7 @@ import torch
 from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.plugins.kernels.module import KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.tensors.devices.lookup import device_of
 
 _DRAFTED = ("draft_tokens", "draft_len")
 
@@ -62,7 +63,8 @@ class VerifyWorkspace:
         self.stats = zeros(batch * rows, _STATS_BYTES, dtype=torch.uint8)
         self.partials = zeros(batch * rows * _MAX_PARTS, _PARTIAL_BYTES, dtype=torch.uint8)
         self.counters = zeros(batch, dtype=torch.int32)
-        self.counts = zeros(min(batch * rows, _sm_count(device) // _MIN_STATS_PARTS), _COUNTS, dtype=torch.int32)
+        counted = min(batch * rows, device_of(device).processors // _MIN_STATS_PARTS)
+        self.counts = zeros(counted, _COUNTS, dtype=torch.int32)
         self.arrivals = zeros(len(self.counts), dtype=torch.int32)
 
 
@@ -167,7 +169,7 @@ def _choice(
     if rows > _MAX_ROWS:
         raise ValueError(f"logits: at most {_MAX_ROWS} rows per request are possible, got {rows}; shorten the window")
     dtype, sizes, launches = suffix(logits), (np.int32(rows), np.int32(vocab)), []
-    sm_count = _sm_count(module.device)
+    sm_count = module.sm_count
     if stats:
         shared = (workspace.counts, workspace.arrivals)
         arguments = (*inputs, draft_probs, *sizes, np.int32(with_probs), *shared, workspace.stats)
@@ -210,7 +212,3 @@ def stats_parts(rows: int, vocab: int, sm_count: int) -> int:
 def _workspace(context: Context) -> VerifyWorkspace:
     batch, rows = context.sizes["batch"], context.sizes["window+1"]
     return context.get_or_create("verify workspace", lambda: VerifyWorkspace(batch, rows, context.device))
-
-
-def _sm_count(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)

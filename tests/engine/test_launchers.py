@@ -3,7 +3,6 @@
 import re
 from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from tandemrt.plugins.kernels import experts_low_bit
 from tandemrt.plugins.kernels.module import KernelModule, Launch
 from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 from tandemrt.plugins.operators.launch import Context
+from tandemrt.plugins.tensors.devices.device import Device
 from tests.engine.implementation_cases import HALF_PRECISION, KINDS, LARGEST, LOW_BIT_EXPERTS, allocated, cases
 from tests.engine.test_kernels import expected
 
@@ -48,14 +48,13 @@ def test_a_launcher_passes_the_arguments_that_its_kernels_declare(
     bind = getattr(import_module(f"tandemrt.plugins.{module}"), name)
     bound: set[str] = set()
     monkeypatch.setattr(Launch, "__init__", lambda _, *arguments, **__: bound.add(_checked(*arguments)))
-    properties = SimpleNamespace(multi_processor_count=Kernels.sm_count)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(Device, "processors", Kernels.sm_count)
     for case in cases(operator, "bfloat16" if operator in HALF_PRECISION else dtype):
         if "quantized" in case.inputs and len(case.inputs["quantized"]) > FEW:
             continue
         tensors, _ = allocated(operator, case, CPU)
         for architecture in (80, 90):
-            monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, of=architecture: divmod(of, 10))
+            monkeypatch.setattr(Device, "capability", divmod(architecture, 10))
             monkeypatch.setattr(KernelModule, "of", lambda _, name, of=architecture: Kernels(name, of))
             bind(tensors, case.attributes, Context(CPU, Path(), sizes=LARGEST))
     assert bound or operator in ("all_gather", "all_reduce"), "one rank has nothing to launch"

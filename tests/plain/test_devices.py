@@ -12,10 +12,10 @@ from tandemrt.plugins.tensors.devices.lookup import device_of
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("engines", "plugins", "export", "runtime")
 ASKS = re.compile(r"torch\.cuda|\.type [!=]= \"(cuda|cpu)\"")
-KNOWS = ("plugins/tensors/devices/", "plugins/kernels/")  # the kernels are CUDA's
+KNOWS = "plugins/tensors/devices/"
 
 
-def test_only_the_folder_of_devices_and_the_kernels_know_cuda() -> None:
+def test_only_the_folder_of_devices_knows_cuda() -> None:
     asking = [
         file.relative_to(ROOT).as_posix()
         for package in PACKAGES

@@ -27,6 +27,10 @@ class CudaDevice(Device):
     def capability(self) -> Capability:
         return torch.cuda.get_device_capability(self.handle)
 
+    @property
+    def processors(self) -> int:
+        return int(torch.cuda.get_device_properties(self.handle).multi_processor_count)
+
     def new_stream(self) -> Any:
         return torch.cuda.Stream(self.handle)  # type: ignore[no-untyped-call]
 

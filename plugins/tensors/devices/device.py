@@ -41,6 +41,11 @@ class Device:
         """The compute capability; (0, 0) on the host."""
         return 0, 0
 
+    @property
+    def processors(self) -> int:
+        """The number of multiprocessors; of cores on the host."""
+        return os.cpu_count() or 1
+
     # Streams and events: None on the host.
 
     def new_stream(self) -> Any:
