@@ -1,17 +1,17 @@
 """Implementations of each operator, per backend. A new operator is a schema and a row here.
 
 ``reference`` is the definition in numpy, ``function`` the ONNX function in standard operators, ``cuda`` the launcher of
-CUDA kernels, ``tensorrt`` the ahead-of-time plugin. On a CPU the function runs in an onnxruntime session, so every
-operator has a CPU implementation without further code; the reference runs if there is no function. An operator with a C
-kernel (plugins/onnxruntime/) has it in place of the function where a C compiler is installed. ``ranks`` is the launcher
-of an operator that several processes run together on CPUs; one process runs the function.
+CUDA kernels. On a CPU the function runs in an onnxruntime session, so every operator has a CPU implementation without
+further code; the reference runs if there is no function. An operator with a C kernel (plugins/onnxruntime/) has it in
+place of the function where a C compiler is installed. ``ranks`` is the launcher of an operator that several processes
+run together on CPUs; one process runs the function. Plugins of TensorRT are in plugins/tensorrt/operators.py.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tandemrt.engines.contract.gpus import FLOAT8_FROM, OLDEST_WITH_KERNELS
 from tandemrt.engines.contract.operators import SCHEMAS
@@ -19,9 +19,6 @@ from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.operators import reference_call
 from tandemrt.plugins.operators.launch import Context, FunctionBuilder, Launcher
 from tandemrt.plugins.tensors.devices.lookup import device_of
-
-if TYPE_CHECKING:
-    from tandemrt.plugins.tensorrt.operators import Plugin
 
 
 @dataclass(frozen=True)
@@ -31,28 +28,19 @@ class OperatorImplementations:
     reference: str
     function: str | None
     cuda: str | None = None
-    tensorrt: str | None = None
     ranks: str | None = None
 
 
 IMPLEMENTATIONS = {
-    "token_bitmask": OperatorImplementations(
-        "reference.bitmask:token_bitmask", "functions.bitmask:bodies", tensorrt="tensorrt.operators:TOKEN_BITMASK"
-    ),
+    "token_bitmask": OperatorImplementations("reference.bitmask:token_bitmask", "functions.bitmask:bodies"),
     "adjust_logits": OperatorImplementations(
         "reference.adjust:adjust_logits", "functions.adjust:bodies", "kernels.adjust:launch"
     ),
     "verify_draft": OperatorImplementations(
-        "reference.verify:verify_draft",
-        "functions.verify:bodies",
-        "kernels.verify:launch_verify",
-        "tensorrt.operators:VERIFY_DRAFT",
+        "reference.verify:verify_draft", "functions.verify:bodies", "kernels.verify:launch_verify"
     ),
     "verify_draft_probs": OperatorImplementations(
-        "reference.verify:verify_draft",
-        "functions.verify:bodies_probs",
-        "kernels.verify:launch_verify",
-        "tensorrt.operators:VERIFY_DRAFT_PROBS",
+        "reference.verify:verify_draft", "functions.verify:bodies_probs", "kernels.verify:launch_verify"
     ),
     "sample_draft": OperatorImplementations(
         "reference.draft:sample_draft", "functions.draft:bodies", "kernels.verify:launch_propose"
@@ -187,11 +175,6 @@ def launcher(operator: str, context: Context) -> Launcher:
             )
     launch: Launcher = _load(IMPLEMENTATIONS[operator].cuda)
     return launch
-
-
-def plugins() -> "tuple[Plugin, ...]":
-    """Return the operators that are TensorRT plugins."""
-    return tuple(_load(row.tensorrt) for row in IMPLEMENTATIONS.values() if row.tensorrt)
 
 
 def _load(place: str | None) -> Any:

@@ -25,7 +25,7 @@ the logits) and ``words`` = ceil(vocab / 32).
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -348,36 +348,6 @@ def propose(*, vocab: int, dtype: str, draft_probs: bool, target_ids: bool = Fal
     inputs = tuple(b for b in operator.inputs if target_ids or b.name != "target_ids")
     outputs = tuple(b for b in operator.outputs if draft_probs or b.name != "draft_probs")
     return _resolved(operator, inputs, outputs, vocab, dtype)
-
-
-def narrow_inputs(engine: Contract, contract: Contract) -> tuple[str, ...]:
-    """Return the int64 inputs of ``contract`` that ``engine`` reads as int32: TensorRT before 10 has no int64."""
-    pairs = paired(engine, contract)
-    wide = {binding.name for binding in contract.inputs if binding.dtype == "int64" and binding.name not in pairs}
-    return tuple(binding.name for binding in engine.inputs if binding.name in wide and binding.dtype == "int32")
-
-
-def paired(engine: Contract, contract: Contract) -> tuple[str, ...]:
-    """Return the int64 bindings of ``contract`` that ``engine`` has as pairs of int32, the same bytes.
-
-    Plugins for TensorRT before 10 take them: they need all 64 bits.
-    """
-    ranks = {b.name: len(b.shape) for b in (*contract.inputs, *contract.outputs) if b.dtype == "int64"}
-    bindings = (*engine.inputs, *engine.outputs)
-    return tuple(b.name for b in bindings if b.dtype == "int32" and ranks.get(b.name) == len(b.shape) - 1)
-
-
-def widened(engine: Contract, contract: Contract) -> Contract:
-    """Return the bindings of ``engine`` with its narrow inputs and its pairs as in ``contract``."""
-    narrow, pairs = narrow_inputs(engine, contract), paired(engine, contract)
-
-    def wide(binding: Binding) -> Binding:
-        if binding.name in pairs:
-            return replace(binding, dtype="int64", shape=binding.shape[:-1])
-        return replace(binding, dtype="int64") if binding.name in narrow else binding
-
-    inputs, outputs = (tuple(map(wide, side)) for side in (engine.inputs, engine.outputs))
-    return replace(engine, inputs=inputs, outputs=outputs)
 
 
 def logits_width(contract: Contract) -> int:

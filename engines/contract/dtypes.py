@@ -25,15 +25,6 @@ BYTES = {
     "bfloat16": 2,
     "float8_e4m3fn": 1,
 }
-# Members of tensorrt.DataType.
-TENSORRT = {
-    "float32": "FLOAT",
-    "float16": "HALF",
-    "bfloat16": "BF16",
-    "int64": "INT64",
-    "int32": "INT32",
-    "bool": "BOOL",
-}
 # Suffix of a kernel's name, by the dtype that it computes in.
 KERNEL_SUFFIX = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 COMPUTE = ("float32", "float16", "bfloat16")  # dtypes that a decoder computes in
@@ -56,17 +47,4 @@ def from_onnx(element_type: int) -> str:
     return _NAMES.get(element_type, f"ONNX type {element_type}")
 
 
-def from_onnxruntime(written: str) -> str:
-    """Return the name of an onnxruntime type such as ``tensor(float)``; an unknown one is returned unchanged."""
-    return _SESSION.get(written, written)
-
-
-def from_tensorrt(member: str) -> str:
-    """Return the name of a member of TensorRT's DataType such as ``HALF``; an unknown one is returned unchanged."""
-    return _TENSORRT.get(member, member)
-
-
 _NAMES = {number: name for name, number in ONNX.items()}
-_ONNXRUNTIME_NAMES = {"float32": "float", "float8_e4m3fn": "float8e4m3fn"}  # onnxruntime's names that differ
-_SESSION = {f"tensor({_ONNXRUNTIME_NAMES.get(name, name)})": name for name in ONNX}
-_TENSORRT = {written: name for name, written in TENSORRT.items()}

@@ -73,8 +73,7 @@ class Backend(Section):
     Attributes:
         device: the kind of device that runs the engines.
         folder: name of its folders: export/compile/FOLDER has builder.py, which compiles a graph, and steps.py for one
-            that is cut into steps; runtime/device/backends/FOLDER has opener.py, which opens an engine, and status.py,
-            for the doctor.
+            that is cut into steps; runtime/device/backends/FOLDER has opener.py, which opens an engine.
         library: the engine library that builds and runs engines; None: onnxruntime, which runs graphs.
         runs_on_cpu: a CPU runs the graphs too, whatever device they were built for.
         drafts: kinds of drafts that it runs.

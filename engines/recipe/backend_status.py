@@ -1,4 +1,4 @@
-"""What a backend can do on this machine, for ``tandemrt doctor``. Its status.py in the runtime finds it out."""
+"""What a backend can do on this machine, for ``tandemrt doctor``. Its opener in the runtime finds it out."""
 
 import importlib.metadata
 from dataclasses import dataclass

@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from tandemrt.engines.contract.dtypes import TENSORRT
 from tandemrt.engines.contract.operators import T
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, clipped, quoted
 from tandemrt.plugins.operators.constants import DOMAIN
+from tandemrt.plugins.tensorrt.bindings import DATA_TYPES
 from tandemrt.plugins.tensorrt.operators import Plugin
 
 SOURCE = Path(__file__).with_name("library.cpp")
@@ -107,7 +107,7 @@ def _operator(plugin: Plugin, dtypes: Sequence[str]) -> str:
     grid = ", ".join(f"static_cast<unsigned>({size})" for size in launch.grid)
     launched = f"Launch{{{{{grid}}}, {launch.threads}, {{{', '.join(map(str, launch.scalars))}}}}}"
     kernels = ",\n".join(
-        f'{{"{plugin.kernel(dtype)}", DataType::k{TENSORRT[dtype]}, R"PTX({plugin.ptx(dtype)})PTX"}}'
+        f'{{"{plugin.kernel(dtype)}", DataType::k{DATA_TYPES[dtype]}, R"PTX({plugin.ptx(dtype)})PTX"}}'
         for dtype in dtypes
     )
     return (

@@ -82,8 +82,8 @@ def _bitmask_launch(shapes: Shapes) -> PluginLaunch:
     return PluginLaunch(grid=((vocab + 2047) // 2048, batch * rows, 1), threads=256, scalars=(vocab,))
 
 
-TOKEN_BITMASK = Plugin(
-    SCHEMAS["token_bitmask"], "bitmask.cuh", lambda shapes: (tuple(shapes["logits"]),), _bitmask_launch
+PLUGINS = (
+    Plugin(SCHEMAS["token_bitmask"], "bitmask.cuh", lambda shapes: (tuple(shapes["logits"]),), _bitmask_launch),
+    Plugin(SCHEMAS["verify_draft"], "verify_one.cuh", _verified, _verify_launch),
+    Plugin(SCHEMAS["verify_draft_probs"], "verify_one.cuh", _verified, _verify_launch),
 )
-VERIFY_DRAFT = Plugin(SCHEMAS["verify_draft"], "verify_one.cuh", _verified, _verify_launch)
-VERIFY_DRAFT_PROBS = Plugin(SCHEMAS["verify_draft_probs"], "verify_one.cuh", _verified, _verify_launch)

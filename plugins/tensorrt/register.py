@@ -10,9 +10,10 @@ from importlib import import_module
 from types import GenericAlias
 from typing import Any
 
-from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX, TENSORRT
+from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.contract.operators import T
 from tandemrt.plugins.operators.constants import DOMAIN
+from tandemrt.plugins.tensorrt.bindings import DATA_TYPES
 from tandemrt.plugins.tensorrt.modules import load_builder
 from tandemrt.plugins.tensorrt.operators import Plugin
 
@@ -96,4 +97,4 @@ def _plugin_module() -> Any:
 def _dtypes() -> dict[str, Any]:
     import tensorrt
 
-    return {name: getattr(tensorrt.DataType, written) for name, written in TENSORRT.items()}
+    return {name: getattr(tensorrt.DataType, written) for name, written in DATA_TYPES.items()}

@@ -34,13 +34,9 @@ def machine() -> dict[str, str]:
 
 def backend_statuses() -> list[BackendStatus]:
     """Return the status of every backend."""
-    return [_status(name, backend.folder) for name, backend in BACKENDS.items()]
-
-
-def _status(name: str, folder: str) -> BackendStatus:
-    module = importlib.import_module(f"tandemrt.runtime.device.backends.{folder}.status")
-    backend_status: BackendStatus = module.backend_status(name)
-    return backend_status
+    folder = "tandemrt.runtime.device.backends"
+    openers = {name: importlib.import_module(f"{folder}.{row.folder}.opener") for name, row in BACKENDS.items()}
+    return [opener.backend_status(name) for name, opener in openers.items()]
 
 
 def missing(what: str) -> list[str]:

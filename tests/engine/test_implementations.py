@@ -8,7 +8,7 @@ import torch
 
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
-from tandemrt.plugins.implementations import IMPLEMENTATIONS, function, launcher, plugins, reference
+from tandemrt.plugins.implementations import IMPLEMENTATIONS, function, launcher, reference
 from tandemrt.plugins.kernels.compile import kernel_names
 from tandemrt.plugins.operators.launch import Context
 from tests.engine.implementation_cases import LARGEST, cases, hold
@@ -45,10 +45,6 @@ def test_the_reference_takes_the_arguments_of_its_schema_by_name(operator: str) 
     required = {name for name, each in parameters.items() if each.default is each.empty and each is not of_sampling}
     assert names <= taken
     assert required <= names - set(schema.optional)
-
-
-def test_a_plugin_is_the_operator_of_its_name() -> None:
-    assert {plugin.name for plugin in plugins()} == {name for name, row in IMPLEMENTATIONS.items() if row.tensorrt}
 
 
 @pytest.mark.parametrize("operator", [name for name, row in IMPLEMENTATIONS.items() if row.cuda])

@@ -14,18 +14,19 @@ import pytest
 
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
-from tandemrt.engines.contract.contract import Contract, narrow_inputs, paired, widened
+from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
 from tandemrt.export.compile.tensorrt.plugin_graph import with_plugins
 from tandemrt.export.graph.builder import save_model
 from tandemrt.export.model.weightless import build_verify
-from tandemrt.plugins.implementations import plugins
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.tensorrt import library
+from tandemrt.plugins.tensorrt.bindings import narrow_inputs, paired, widened
+from tandemrt.plugins.tensorrt.operators import PLUGINS
 
 VOCAB = 1000
-NAMES = [plugin.name for plugin in plugins()]
+NAMES = [plugin.name for plugin in PLUGINS]
 needs_compiler = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 PRELUDE = """
 #include <cstdint>
@@ -63,12 +64,12 @@ def headers(folder: Path, text: str = "#define NV_TENSORRT_MAJOR 8 //!< TensorRT
 def test_the_generated_table_has_the_launches_and_shapes_of_the_operators(tmp_path: Path) -> None:
     source = library.SOURCE.read_text()
     types = source[source.index("enum class Kind") : source.index('#include "operators.h"')]
-    table = library._operators(plugins(), ["float32", "float16"])
+    table = library._operators(PLUGINS, ["float32", "float16"])
     (tmp_path / "table.cpp").write_text(PRELUDE + types + table + MAIN)
     subprocess.run(["c++", "-std=c++17", str(tmp_path / "table.cpp"), "-o", str(tmp_path / "table")], check=True)
     printed = subprocess.run([str(tmp_path / "table")], check=True, capture_output=True, text=True).stdout.splitlines()
     shapes = {"logits": (7, 5, 100_000)}
-    for plugin, line in zip(plugins(), printed, strict=True):
+    for plugin, line in zip(PLUGINS, printed, strict=True):
         launch = plugin.launch(shapes)
         outputs = [item for shape in plugin.output_shapes(shapes) for item in (":", *shape)]
         kernels = [plugin.kernel(dtype) for dtype in ("float32", "float16")]
@@ -82,7 +83,7 @@ def test_the_library_has_the_entry_points_that_a_plan_is_opened_with(tmp_path: P
     if folder is None:
         pytest.skip("TENSORRT_HEADERS must name the folder of TensorRT's NvInfer.h")
     major = library.major_of(Path(folder))
-    compiled = ctypes.CDLL(str(library.compile_library(plugins(), Path(folder), tmp_path, release=f"{major}.0")))
+    compiled = ctypes.CDLL(str(library.compile_library(PLUGINS, Path(folder), tmp_path, release=f"{major}.0")))
     compiled.getPluginCreators.restype = ctypes.c_void_p
     count = ctypes.c_int32()
     assert compiled.getPluginCreators(ctypes.byref(count))
@@ -104,21 +105,21 @@ def test_the_library_has_the_entry_points_that_a_plan_is_opened_with(tmp_path: P
 )
 def test_headers_of_another_release_are_rejected(tmp_path: Path, text: str, release: str, message: str) -> None:
     with pytest.raises(BadRecipe, match=message):
-        library.compile_library(plugins(), headers(tmp_path, text), tmp_path, release=release)
+        library.compile_library(PLUGINS, headers(tmp_path, text), tmp_path, release=release)
 
 
 def test_a_missing_compiler_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BackendUnavailable, match=r"looked for no-such-compiler, c\+\+, g\+\+, clang\+\+ on PATH"):
-        library.compile_library(plugins(), headers(tmp_path), tmp_path, release="8.6.0")
+        library.compile_library(PLUGINS, headers(tmp_path), tmp_path, release="8.6.0")
 
 
 @needs_compiler
 def test_the_compiler_s_first_error_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_HOME", "/no/cuda")
     with pytest.raises(BackendUnavailable, match=r"NvInfer\.h.*/no/cuda/include"):
-        library.compile_library(plugins(), headers(tmp_path), tmp_path, release="8.6.0")
+        library.compile_library(PLUGINS, headers(tmp_path), tmp_path, release="8.6.0")
 
 
 @pytest.mark.parametrize("asked", [{"python": "python3"}, {"version_compatible": True}])

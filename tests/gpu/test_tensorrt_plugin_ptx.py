@@ -8,13 +8,13 @@ import pytest
 import torch
 from cuda.core import Device, ObjectCode
 
-from tandemrt.plugins.implementations import plugins
 from tandemrt.plugins.kernels.module import Launch, current_stream
 from tandemrt.plugins.reference import token_bitmask
+from tandemrt.plugins.tensorrt.operators import PLUGINS
 from tests.engine.operator_cases import case, reference_verify
 
 TORCH = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16, "int64": torch.int64}
-BY_NAME = {operator.name: operator for operator in plugins()}
+BY_NAME = {operator.name: operator for operator in PLUGINS}
 BATCHES = [*product([31, 32, 33, 1000, 2049], range(5)), (128_256, 2)]  # vocabulary, window
 UNWRITTEN = -99
 

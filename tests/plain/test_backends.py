@@ -15,8 +15,7 @@ CONSTANTS = {"CPU", "CUDA", "PAGED"}
 PACKAGES = ("engines", "plugins", "export", "runtime")
 MODULES = {
     "tandemrt.export.compile.{}.builder": ("build",),
-    "tandemrt.runtime.device.backends.{}.opener": ("engine_opener", "require_memory"),
-    "tandemrt.runtime.device.backends.{}.status": ("backend_status",),
+    "tandemrt.runtime.device.backends.{}.opener": ("engine_opener", "require_memory", "backend_status"),
 }
 
 

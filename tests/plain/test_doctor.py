@@ -14,7 +14,7 @@ from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli import doctor
-from tandemrt.runtime.device.backends.tensorrt import status
+from tandemrt.runtime.device.backends.tensorrt import opener
 
 
 @pytest.fixture
@@ -65,8 +65,8 @@ def test_a_tensorrt_that_only_runs_says_what_it_opens_and_what_builds(monkeypatc
     for name in TensorRt.library.modules:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "tensorrt_lean_bindings", lean)
-    monkeypatch.setattr(status, "gpus", lambda: ["a GPU"])
-    tensorrt = status.backend_status("tensorrt")
+    monkeypatch.setattr(opener, "gpus", lambda: ["a GPU"])
+    tensorrt = opener.backend_status("tensorrt")
     assert tensorrt.version == "10.16.1.11"
     assert tensorrt.builds.startswith(
         "no, or with another interpreter (backend.python): backend tensorrt needs the module"
@@ -74,8 +74,8 @@ def test_a_tensorrt_that_only_runs_says_what_it_opens_and_what_builds(monkeypatc
     assert tensorrt.runs == (
         "yes; this release opens its own plans and version-compatible plans of 8.6 and of earlier releases of 10"
     )
-    monkeypatch.setattr(status, "gpus", list)
-    tensorrt = status.backend_status("tensorrt")
+    monkeypatch.setattr(opener, "gpus", list)
+    tensorrt = opener.backend_status("tensorrt")
     assert tensorrt.runs == "needs a CUDA GPU and a torch built for CUDA"
 
 

@@ -12,9 +12,9 @@ from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.export.model.weightless import build_verify
-from tandemrt.plugins.implementations import plugins
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.tensorrt import register
+from tandemrt.plugins.tensorrt.operators import PLUGINS
 from tests.tensorrt.tracing import create, trace
 
 KINDS = {
@@ -26,7 +26,7 @@ KINDS = {
 }
 VOCAB = 128_256
 SIZES = [{"batch": 1, "rows": 1}, {"batch": 3, "rows": 5}, {"batch": 64, "rows": 9}]
-OPERATORS = plugins()
+OPERATORS = PLUGINS
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
 each_dtype = pytest.mark.parametrize("dtype", KERNEL_SUFFIX)
 

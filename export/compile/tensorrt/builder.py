@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.bundle.manifest import EngineEntry
-from tandemrt.engines.contract.contract import widened
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.engines.recipe.backends import CUDA
 from tandemrt.engines.recipe.recipe import Recipe
@@ -16,6 +15,7 @@ from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.other_python import build_elsewhere
 from tandemrt.export.compile.tensorrt.profiles import Profile, decoder_profiles, fuse_profiles, head_profiles
 from tandemrt.export.graph.graph import Graph
+from tandemrt.plugins.tensorrt.bindings import widened
 
 DECODERS = ("target", *DRAFT_LAYERS)
 VERIFIERS = ("verify", "verify_probs")  # engines with the project's plugins

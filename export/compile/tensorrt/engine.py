@@ -22,8 +22,8 @@ from tandemrt.export.compile.tensorrt.listeners import progress_monitor
 from tandemrt.export.compile.tensorrt.network import contract_of, inputs, parse, symbols
 from tandemrt.export.compile.tensorrt.profiles import Profile, optimization_profile, resolve
 from tandemrt.export.compile.tensorrt.worker import Failed, count_layers
-from tandemrt.plugins.implementations import plugins
 from tandemrt.plugins.tensorrt.modules import load_builder, logger
+from tandemrt.plugins.tensorrt.operators import PLUGINS
 from tandemrt.plugins.tensorrt.register import register
 
 
@@ -67,7 +67,7 @@ def build_engine(
         require_layers(trt.__version__, options)
         gpu()  # checked first: without a working CUDA, TensorRT 11.4 returns an object that crashes when it is freed
         if options.plugins:
-            register(plugins())  # the parser takes a plugin only if it is registered by then
+            register(PLUGINS)  # the parser takes a plugin only if it is registered by then
     builder = _builder(trt, options.name)
     network = parse(trt, builder, onnx_path)
     config = builder.create_builder_config()

@@ -6,9 +6,9 @@ from typing import Any
 
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
-from tandemrt.engines.contract.dtypes import from_tensorrt
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.export.compile.tensorrt.worker import aliases
+from tandemrt.plugins.tensorrt.bindings import dtype_of
 from tandemrt.plugins.tensorrt.modules import logger
 
 # TensorRT's own layers for operations that other backends compute from many small operators.
@@ -34,7 +34,7 @@ def contract_of(network: Any) -> Contract:
     """Return the bindings of a network. An output aliases an input if a layer updates that input in place."""
 
     def bindings(tensors: list[Any]) -> tuple[Binding, ...]:
-        return tuple(Binding(t.name, from_tensorrt(t.dtype.name), symbols(t)) for t in tensors)
+        return tuple(Binding(t.name, dtype_of(t.dtype.name), symbols(t)) for t in tensors)
 
     outputs = [network.get_output(i) for i in range(network.num_outputs)]
     return Contract(bindings(inputs(network)), bindings(outputs), tuple(aliases(network)))

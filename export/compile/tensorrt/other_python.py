@@ -17,7 +17,6 @@ from typing import Any
 
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
-from tandemrt.engines.contract.dtypes import from_tensorrt
 from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.user_cache import write_file
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, clipped, quoted
@@ -27,6 +26,7 @@ from tandemrt.export.compile.tensorrt.config import built_on, timing_cache_file
 from tandemrt.export.compile.tensorrt.engine import EngineReport, require_layers
 from tandemrt.export.compile.tensorrt.plugin_graph import with_plugins
 from tandemrt.export.compile.tensorrt.profiles import Profile, resolve
+from tandemrt.plugins.tensorrt.bindings import dtype_of
 from tandemrt.plugins.tensorrt.modules import with_advice
 
 
@@ -85,7 +85,7 @@ def build_elsewhere(
         with nullcontext() if timing_cache else suppress(OSError):  # the default file in the user's folder is optional
             write_file(timings, measured.read_bytes())
     inputs, outputs = (
-        tuple(Binding(name, from_tensorrt(dtype), tuple(shape)) for name, dtype, shape in report[side])
+        tuple(Binding(name, dtype_of(dtype), tuple(shape)) for name, dtype, shape in report[side])
         for side in ("inputs", "outputs")
     )
     return EngineReport(

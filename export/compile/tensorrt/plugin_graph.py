@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 import onnx
 
-from tandemrt.plugins.implementations import plugins
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.tensorrt.library import compile_library
+from tandemrt.plugins.tensorrt.operators import PLUGINS
 
 _WITH_INT64 = 10  # the first major version of TensorRT that has int64
 
@@ -31,7 +31,7 @@ def with_plugins(onnx_path: Path, folder: Path, headers: str | None, *, release:
     model = onnx.load(onnx_path, load_external_data=False)
     if headers is None or not any(node.domain == DOMAIN for node in model.graph.node):
         return PluginGraph(onnx_path)
-    library = compile_library(plugins(), Path(headers), folder, release=release)
+    library = compile_library(PLUGINS, Path(headers), folder, release=release)
     del model.functions[:]  # the parser would take them for the plugins
     pairs = int(release.split(".")[0]) < _WITH_INT64
     if pairs:

@@ -1,4 +1,4 @@
-"""The opener of onnxruntime: a graph, a decoder in steps, or the kernels that replace a graph."""
+"""The opener of onnxruntime: a graph, a decoder in steps, or the kernels that replace a graph; and its status."""
 
 from collections.abc import Callable
 from functools import partial
@@ -8,8 +8,12 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
+from tandemrt.engines.recipe import backend_status as installed
+from tandemrt.engines.recipe.backend_status import NO_GPU, BackendStatus
+from tandemrt.engines.recipe.backends import BACKENDS
+from tandemrt.engines.validation.extras import pip_install
 from tandemrt.plugins.tensors import torch
-from tandemrt.plugins.tensors.devices.lookup import device_of
+from tandemrt.plugins.tensors.devices.lookup import device_of, gpus
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import Opening
 
@@ -31,6 +35,17 @@ def engine_opener(opening: Opening) -> Callable[[EngineName], Engine]:
 
 def require_memory(bundle: Bundle, device: torch.device) -> None:
     """Require nothing: a graph does not tell its memory. runtime/llm/memory.py checks weights and caches."""
+
+
+def backend_status(name: str) -> BackendStatus:
+    """Return the status of the backend ``name``. A GPU needs another package of onnxruntime; it runs on a CPU too."""
+    gpu_version = installed.package_version("onnxruntime-gpu")
+    version = installed.package_version("onnxruntime") or gpu_version
+    works = "yes" if version else f"needs: {pip_install('cpu')}"
+    builds = works if not version or installed.package_version("torch") else f"needs torch: {pip_install('build')}"
+    if BACKENDS[name].device == "cpu":
+        return BackendStatus(name, version or "-", builds, works)
+    return BackendStatus(name, gpu_version or "-", builds, _runs_on_gpu(gpu_version))
 
 
 def _open_engine(opening: Opening, weights: "SharedWeights | None", name: EngineName) -> Engine:
@@ -79,3 +94,14 @@ def _open_engine(opening: Opening, weights: "SharedWeights | None", name: Engine
 def _runs_kernels(bundle: Bundle, device: torch.device) -> bool:
     """Whether kernels run the engines without weights. Older GPUs have no kernels and run ONNX graphs."""
     return bool(bundle.manifest.kernels) and device_of(device).capability >= OLDEST_WITH_KERNELS
+
+
+def _runs_on_gpu(version: str | None) -> str:
+    if not version:
+        return f"needs: pip uninstall onnxruntime, then {pip_install('cuda')}"
+    if not gpus():
+        return NO_GPU
+    from tandemrt.plugins.kernels import cudnn_attention
+
+    slower = cudnn_attention.unavailable()
+    return "yes" if slower is None else f"yes; prefill by our own kernel, up to twice as slow: {slower}"

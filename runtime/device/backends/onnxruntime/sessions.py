@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tandemrt.engines.contract.binding import Binding
-from tandemrt.engines.contract.dtypes import from_onnxruntime
+from tandemrt.engines.contract.dtypes import ONNX
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, clipped
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.engines.validation.system_errors import system_advice
@@ -22,6 +22,8 @@ except ImportError as error:
     ) from error
 
 Provider = tuple[str, dict[str, str]]
+_NAMES = {"float32": "float", "float8_e4m3fn": "float8e4m3fn"}  # of onnxruntime, where they differ
+_DTYPES = {f"tensor({_NAMES.get(dtype, dtype)})": dtype for dtype in ONNX}
 
 # Threads spin between the many small nodes of a decoder, but not after the run, when verification needs the cores.
 SPINNING = {
@@ -96,7 +98,7 @@ def cuda_provider(device: torch.device, stream: int) -> Provider:
 
 def bindings(arguments: Sequence["onnxruntime.NodeArg"]) -> tuple[Binding, ...]:
     """The inputs or outputs of a session."""
-    return tuple(Binding(a.name, from_onnxruntime(a.type), tuple(a.shape)) for a in arguments)
+    return tuple(Binding(a.name, _DTYPES.get(a.type, a.type), tuple(a.shape)) for a in arguments)
 
 
 CPU: Provider = ("CPUExecutionProvider", {})

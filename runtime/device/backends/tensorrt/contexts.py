@@ -33,7 +33,7 @@ class Contexts:
         self._name = name
         self._profiles = profiles
         ranks = {input_: len(least) for input_, (least, _, _) in profiles[0].items()}
-        # The last dimension of pairs (contract.paired), which calls do not have.
+        # The last dimension of pairs (bindings.paired), which calls do not have.
         self._pairs = {input_: tuple(engine.get_tensor_shape(input_))[rank:] for input_, rank in ranks.items()}
         self._device = CudaDevice(device)
         self._scratch = ScratchMemory(engine, name, device)

@@ -11,11 +11,11 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineEntry as EngineEntry
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.binding import Binding
-from tandemrt.engines.contract.contract import Contract, narrow_inputs, widened
-from tandemrt.engines.contract.dtypes import from_tensorrt
+from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.gpus import Capability, covers, name_of
 from tandemrt.engines.recipe.backends import CPU
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle
+from tandemrt.plugins.tensorrt.bindings import dtype_of, narrow_inputs, widened
 from tandemrt.plugins.tensorrt.modules import load, logger, opens
 from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.tensorrt.plan import Profile, Shape
@@ -78,7 +78,7 @@ def contract_of(engine: Any, *, reports_aliases: bool = True) -> Contract:
         name = engine.get_tensor_name(i)
         dtype = engine.get_tensor_dtype(name).name
         kind = engine.get_tensor_mode(name).name
-        kinds[kind].append(Binding(name, from_tensorrt(dtype), tuple(engine.get_tensor_shape(name))))
+        kinds[kind].append(Binding(name, dtype_of(dtype), tuple(engine.get_tensor_shape(name))))
         if reports_aliases and kind == "OUTPUT" and (source := engine.get_aliased_input_tensor(name)):
             aliases.append((name, source))
     return Contract(tuple(kinds["INPUT"]), tuple(kinds["OUTPUT"]), tuple(aliases))
@@ -103,7 +103,7 @@ def require_bindings(
 
 
 def profiles_of(engine: Any, contract: Contract) -> list[Profile]:
-    """The shapes that each profile of an open engine takes, without the last dimension of pairs (contract.paired)."""
+    """The shapes that each profile of an open engine takes, without the last dimension of pairs (bindings.paired)."""
 
     def shapes(name: str, rank: int, profile: int) -> tuple[Shape, Shape, Shape]:
         least, best, most = (tuple(shape)[:rank] for shape in engine.get_tensor_profile_shape(name, profile))
