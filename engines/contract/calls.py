@@ -136,11 +136,11 @@ def most_query(kind: str, window: int) -> int:
 
 
 def unpadded(windows: int, most: int) -> int:
-    """Return the most prompt tokens up to ``most`` that need no padding in a packed call with ``windows`` tokens.
+    """Return the number of prompt tokens that fills a packed call of ``most`` tokens, ``windows`` of them of windows.
 
-    Returns ``most`` if such a number would be less than half of it.
+    The call needs no padding. Returns ``most`` if the number would be less than half of it.
     """
-    fitting = (windows + most) // TILE * TILE - windows
+    fitting = most // TILE * TILE - windows
     return fitting if 2 * fitting >= most else most
 
 

@@ -38,7 +38,7 @@ class CallLayout(Protocol):
         """The padded sizes of ``chunks`` in a call that has ``windows`` tokens of windows, too."""
 
     def budget(self, windows: int, tokens: int) -> int:
-        """The maximum number of prompt tokens, up to ``tokens``, for which such a call needs no padding."""
+        """The number of prompt tokens with which such a call has up to ``tokens`` tokens and needs no padding."""
 
     def write(
         self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], prompts: Packed, *, ahead: int = 0
