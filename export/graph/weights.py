@@ -22,8 +22,8 @@ from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES
 from tandemrt.plugins.operators.low_bit_interleaved import GROUP_SIZES as INTERLEAVED_GROUPS
 
 _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
-# Old Llama checkpoints store it; config.json defines it.
-_DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+# Old checkpoints store frequencies and masks; config.json defines them.
+_DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.(?:rotary_emb\.inv_freq|bias|masked_bias)")
 
 _TILES = ".tiles"
 _NUMBERS = ("int8", "int6", "int5", "int4", "float4", "float8")  # of low-bit formats

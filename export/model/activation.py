@@ -101,6 +101,8 @@ def _activated(b: GraphBuilder, x: ir.Value, kind: Activation) -> ir.Value:
     match kind:
         case "silu":
             return b.op("Mul", x, b.op("Sigmoid", x))
+        case "gelu":
+            return b.op("Gelu", x)
         case "gelu_tanh":
             return b.op("Gelu", x, approximate="tanh")
         case "relu2":

@@ -88,6 +88,12 @@ def gated_heads(b: GraphBuilder, mixed: ir.Value, x: ir.Value, w: Weights, atten
     return joined
 
 
+def bounded(b: GraphBuilder, x: ir.Value, spec: ModelSpec, dtype: str) -> ir.Value:
+    """Return queries, keys or values within the model's bound."""
+    bound = spec.scales.qkv_bound
+    return x if not bound else b.op("Clip", x, b.constant(-bound, dtype), b.constant(bound, dtype))
+
+
 class Attention(Protocol):
     """Grouped-query attention that first writes the new tokens into the cache. All layers of a graph share one."""
 
@@ -159,9 +165,13 @@ class LinearCacheAttention:
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
     ) -> tuple[ir.Value, LayerCache]:
         q_norm, k_norm = attention.norms or (None, None)
-        query = self._prepared(b, attention.query(b, x, w), w, attention, self.spec.heads, q_norm)
-        key = self._prepared(b, attention.key(b, x, w), w, attention, self.spec.kv_heads, k_norm)
-        value = self._split(b, attention.value(b, x, w), self.spec.kv_heads)
+        query, key, value = (
+            bounded(b, linear(b, x, w), self.spec, w.dtype)
+            for linear in (attention.query, attention.key, attention.value)
+        )
+        query = self._prepared(b, query, w, attention, self.spec.heads, q_norm)
+        key = self._prepared(b, key, w, attention, self.spec.kv_heads, k_norm)
+        value = self._split(b, value, self.spec.kv_heads)
         if self.query_scale is not None:
             grown = b.op("Gather", self.query_scale, self.rotary.positions)
             query = b.op("Mul", query, b.op("Unsqueeze", grown, b.constant([1])))

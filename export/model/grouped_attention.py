@@ -17,6 +17,7 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import (
     AttentionWeights,
     LayerCache,
+    bounded,
     gated_heads,
     gated_output,
     query_and_gate,
@@ -147,6 +148,7 @@ class GroupedAttention:
             qkv = b.op("Concat", attention.query(b, x, w), attention.key(b, x, w), value, axis=2)
         else:
             qkv = merge_linears(attention.query, attention.key, attention.value)(b, x, w)
+            qkv = bounded(b, qkv, self.spec, w.dtype)
         if is_padded(x):
             qkv = cut(b, qkv, self.tokens, self.rotary.positions)
         if self.spec.qk_norm is not None and self.spec.qk_norm.after_rotary:

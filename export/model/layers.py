@@ -112,6 +112,7 @@ def decoder_layer(
     rows that get logits.
     """
     norms = spec.norms_of(layer)
+    entered = stream
     with b.scope(f"layers.{layer}/attention"):
         parts: list[tuple[ir.Value, Linear, float]] = []
         present: dict[str, ir.Value] = {}
@@ -132,14 +133,19 @@ def decoder_layer(
                 mixed = strategies.select_rows(b, mixed, graph_inputs["score_rows"])
             updates.append(scaled_by(b, out(b, mixed, w), factor, w.dtype))
         if selects_rows:
-            stream = strategies.select_rows(b, stream, graph_inputs["score_rows"])
+            entered = stream = strategies.select_rows(b, stream, graph_inputs["score_rows"])
+            if norms.parallel and norms.before_mlp is None:
+                normed = strategies.select_rows(b, normed, graph_inputs["score_rows"])
         update = updates[0] if len(updates) == 1 else b.op("Add", *updates)
         stream = _added(b, stream, norm_if_present(b, update, w, spec, name, norms.after_attention), spec, w.dtype)
     if not spec.has_mlp(layer):
         return stream, present
     with b.scope(f"layers.{layer}/mlp"):
         stream.name = f"residual.{layer}"
-        normed = norm_if_present(b, stream, w, spec, name, norms.before_mlp)
+        if not norms.parallel:
+            normed = norm_if_present(b, stream, w, spec, name, norms.before_mlp)
+        elif norms.before_mlp is not None:
+            normed = norm_if_present(b, entered, w, spec, name, norms.before_mlp)
         experts = spec.experts_of(layer)
         if experts is None:
             width = spec.intermediate_of(layer)
@@ -191,7 +197,10 @@ def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeight
         "v": heads.kv * (spec.variants.value_dim or heads.dim),
     }
     query, key, value = (
-        Linear.stored(f"{name}.{kind}_proj", width, bias=spec.qkv_bias) for kind, width in widths.items()
+        _by_head(f"{name}.heads", kind, width, heads.kv, spec.qkv_bias)
+        if kind in spec.stored_by_head
+        else Linear.stored(f"{name}.{kind}_proj", width, bias=spec.qkv_bias)
+        for kind, width in widths.items()
     )
     return AttentionWeights(
         name=name,
@@ -210,6 +219,12 @@ def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeight
         values_are_keys=spec.variants.values_are_keys and spec.window_of(layer) is None,
         head_gate=Linear.stored(f"{name}.g_proj", heads.query) if spec.variants.head_gates else None,
     )
+
+
+def _by_head(name: str, kind: str, width: int, count: int, bias: bool) -> Linear:
+    """Return a matmul whose weight is stored in parts, one for each of ``count`` heads of keys and values."""
+    names = tuple(f"{name}.{head}.{kind}_proj" for head in range(count))
+    return Linear(names, (width // count,) * count, bias)
 
 
 def _experts(

@@ -10,14 +10,14 @@ from tandemrt.export.read.spec import ModelSpec
 def stored_norm(b: GraphBuilder, x: ir.Value, w: Weights, name: str, spec: ModelSpec) -> ir.Value:
     """Return the norm called ``name`` over the last dimension, computed in float32.
 
-    It is a root-mean-square norm (Zhang and Sennrich, 2019), or one that subtracts the mean and adds a bias.
+    It is a root-mean-square norm (Zhang and Sennrich, 2019), or one that subtracts the mean and may add a bias.
     """
     if spec.layer_norm:
-        weight, bias = norm_weight(b, w, name, width_of(x), spec), w(f"{name}.bias", (width_of(x),))
-        if weight.dtype == x.dtype:
-            return b.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=spec.norm_eps, stash_type=1)
-        wide = [b.cast(each, "float32") for each in (x, bias)]
-        normalized = b.op("LayerNormalization", wide[0], weight, wide[1], axis=-1, epsilon=spec.norm_eps, stash_type=1)
+        width = width_of(x)
+        weight = norm_weight(b, w, name, width, spec) if spec.norm_weights else b.constant([1.0] * width, w.dtype)
+        bias = [w(f"{name}.bias", (width,))] if spec.norm_biases else []
+        x, *bias = [each if each.dtype == weight.dtype else b.cast(each, "float32") for each in (x, *bias)]
+        normalized = b.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=spec.norm_eps, stash_type=1)
         return b.cast(normalized, w.dtype)
     return normed(b, x, norm_weight(b, w, name, width_of(x), spec), w.dtype, spec.norm_eps)
 

@@ -14,7 +14,7 @@ from tandemrt.engines.contract.dtypes import FLOAT8
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of, without_trailing_none
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import AttentionWeights, LayerCache, gated_output
+from tandemrt.export.model.attention import AttentionWeights, LayerCache, bounded, gated_output
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import norm_weight, stored_norm
 from tandemrt.export.model.rotary import Rotary, Tables, head_order, whole_head_tables
@@ -68,6 +68,7 @@ class PagedAttention:
         """Append the attention; only its operator lies between ``qkv.<layer>`` and ``mixed.<layer>``, the result."""
         rotated = attention if self.rotary is None else replace(attention, rope=None, norms=None)
         qkv, gate = self._projected(b, x, w, rotated)
+        qkv = bounded(b, qkv, self.spec, w.dtype)
         if self.rotary is not None:
             qkv, attention = self._normed_and_rotated(b, qkv, w, attention, self.rotary), rotated
         norms: list[ir.Value | None] = [None, None]

@@ -170,6 +170,11 @@ def _unsupported_by_window_attention(spec: ModelSpec) -> str | None:
             f"attn_logit_softcapping is {spec.scales.attention_softcap:g}; attention over a paged cache bounds no "
             f"scores: {advice}"
         )
+    if spec.qk_norm is not None and spec.layer_norm:
+        return (
+            f"{spec.family} norms queries and keys by norms that subtract the mean, which attention over a paged cache "
+            f"does not: {advice}"
+        )
     if spec.qk_norm is not None and spec.qk_norm.after_rotary:
         return (
             f"{spec.family} norms queries and keys after the rotary embedding; attention over a paged cache norms "

@@ -164,11 +164,11 @@ def _rms_norm(b: GraphBuilder, node: ir.Node) -> ir.Value:
 
 
 def _layer_norm(b: GraphBuilder, node: ir.Node) -> ir.Value:
-    x, weight, bias = (_input(node, at) for at in range(3))
+    x, weight = _input(node, 0), _input(node, 1)
     wide = b.cast(x, "float32")
     centred = b.op("Sub", wide, b.op("ReduceMean", wide, axes=[-1], keepdims=1))
     scaled = b.op("Mul", b.op("Cast", _normalized(b, centred, node), to=int(_dtype(x))), weight)
-    return b.op("Add", scaled, bias)
+    return b.op("Add", scaled, _input(node, 2)) if len(node.inputs) > 2 else scaled
 
 
 def _normalized(b: GraphBuilder, x: ir.Value, node: ir.Node) -> ir.Value:
@@ -179,15 +179,18 @@ def _normalized(b: GraphBuilder, x: ir.Value, node: ir.Node) -> ir.Value:
 
 
 def _gelu(b: GraphBuilder, node: ir.Node) -> ir.Value:
-    """x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))), the only form that the exporter writes."""
+    """x/2 (1 + erf(x/√2)), or by approximation x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))."""
     x = _input(node, 0)
     wide = b.cast(x, "float32")
 
     def times(value: ir.Value, factor: float) -> ir.Value:
         return b.op("Mul", value, b.constant(factor, "float32"))
 
-    cubic = times(b.op("Mul", wide, b.op("Mul", wide, wide)), 0.044715)
-    bent = b.op("Tanh", times(b.op("Add", wide, cubic), math.sqrt(2 / math.pi)))
+    if node.attributes.get_string("approximate", "none") == "tanh":
+        cubic = times(b.op("Mul", wide, b.op("Mul", wide, wide)), 0.044715)
+        bent = b.op("Tanh", times(b.op("Add", wide, cubic), math.sqrt(2 / math.pi)))
+    else:
+        bent = b.op("Erf", times(wide, math.sqrt(0.5)))
     half = times(b.op("Mul", wide, b.op("Add", bent, b.constant(1, "float32"))), 0.5)
     return b.op("Cast", half, to=int(_dtype(x)))
 

@@ -99,6 +99,10 @@ def one_bias(fields: Fields) -> Biases:
     return Biases(*[fields.flag("use_bias", False)] * 3)
 
 
+def key_value_heads(fields: Fields, heads: int) -> int:
+    return fields.integer("num_key_value_heads", heads)
+
+
 def hidden_layers(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", most=10_000)
 
@@ -110,6 +114,11 @@ def all_mlps(fields: Fields) -> tuple[bool, ...]:  # noqa: ARG001
 
 def intermediate_size(fields: Fields) -> int:
     return fields.integer("intermediate_size")
+
+
+def four_times(fields: Fields) -> int:
+    """Return ``intermediate_size``, or four times the hidden size."""
+    return fields.integer("intermediate_size", 4 * fields.integer("hidden_size"))
 
 
 def llama4_intermediate_size(fields: Fields) -> int:
@@ -217,8 +226,9 @@ class Family:
     config may omit. ``no_effect_values``: the values of a field that do not change the graph; others are rejected.
     ``unused_fields``: fields that never change the graph. ``activations``: the accepted values of ``activation_field``.
     ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a gate. ``longest``: the longest text that
-    the graph reads as the model does. ``layer_norm``, ``sinks``, ``gated_attention``, ``mlp_layers``,
-    ``recurrent_norms``: see ModelSpec. ``tensor_names``: see export/read/families/tensor_names.py.
+    the graph reads as the model does. ``layer_norm``, ``norm_weights``, ``norm_biases``, ``stored_by_head``, ``sinks``,
+    ``gated_attention``, ``mlp_layers``, ``recurrent_norms``: see ModelSpec. ``tensor_names``: see
+    export/read/families/tensor_names.py.
     ``one_part_per_block``: a layer is stored as one or two blocks with a norm and a mixer each; the second is its MLP.
     ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
     """
@@ -231,7 +241,8 @@ class Family:
     layers: Callable[[Fields], int] = hidden_layers
     mlp_layers: Callable[[Fields], tuple[bool, ...]] = all_mlps
     intermediate: Callable[[Fields], int] = intermediate_size
-    norms: NormNames = PRE_NORMS
+    kv_heads: Callable[[Fields, int], int] = key_value_heads
+    norms: NormNames | Callable[[Fields], NormNames] = PRE_NORMS
     recurrent_norms: NormNames | None = None
     norm_eps_field: str = "rms_norm_eps"
     norm_offset: bool = False
@@ -251,6 +262,9 @@ class Family:
     recurrent: Callable[[Fields, int], RecurrentLayers | None] = not_recurrent
     latent: Callable[[Fields], Latent | None] = not_latent
     layer_norm: bool = False
+    norm_weights: bool = True
+    norm_biases: bool = True
+    stored_by_head: tuple[str, ...] = ()
     longest: Callable[[Fields], int] = dual_chunk
     variants: Callable[[Fields, Heads, Windows], Variants] = uniform_layers
     aliases: tuple[str, ...] = ()

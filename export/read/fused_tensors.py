@@ -104,7 +104,12 @@ def _fused(spec: ModelSpec, module: str) -> dict[str, dict[str, int]]:
     shared = None if spec.experts is None else spec.experts.shared
     width = spec.intermediate if shared is None or not module.endswith(f".{shared.name}") else shared.intermediate
     query, key = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    of_head = {"q": query // spec.kv_heads, "k": spec.head_dim, "v": spec.head_dim}
+    by_head = {
+        f"heads.{head}.{kind}_proj": of_head[kind] for head in range(spec.kv_heads) for kind in spec.stored_by_head
+    }
     return {
         "qkv_proj": {"q_proj": query, "k_proj": key, "v_proj": key},
         "gate_up_proj": {"gate_proj": width, "up_proj": width},
+        "".join((*spec.stored_by_head, "_proj")): by_head,
     }

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 GateUp = Literal["separate", "interleaved", "halves"]
 
 
@@ -65,12 +65,14 @@ class NormNames:
     """The checkpoint's names of a layer's RMS norms; None: the layer has no such norm.
 
     ``after_attention`` and ``after_mlp`` norm the output of attention and MLP before the residual addition.
+    ``parallel``: the MLP reads the residual stream before attention, and what attention reads if it has no norm itself.
     """
 
     before_attention: str | None = "input_layernorm"
     after_attention: str | None = None
     before_mlp: str | None = "post_attention_layernorm"
     after_mlp: str | None = None
+    parallel: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,8 @@ class Scales:
     c * tanh(x / c) before masking; 0: no softcap. ``attention_input`` and ``attention_output`` multiply the input and
     the output of attention, ``mlp_gate`` the gate of an MLP before its activation, and ``mlp_output`` the MLP's output.
     Queries at position p of layers without rotary embedding are multiplied by
-    1 + ``query_beta`` * log(1 + (p + 1) // ``query_period``).
+    1 + ``query_beta`` * log(1 + (p + 1) // ``query_period``). ``qkv_bound`` b bounds queries, keys and values, before
+    they are normed or rotated, to -b..b; 0: no bound.
     """
 
     attention: float
@@ -204,3 +207,4 @@ class Scales:
     mlp_output: float = 1.0
     query_beta: float = 0.0
     query_period: int = 1
+    qkv_bound: float = 0.0

@@ -43,7 +43,9 @@ class ModelSpec:
     each query head. ``recurrent``: layers with a recurrent state in place of attention, or in addition to it.
     ``variants``: how layers differ from these sizes. ``mlp_layers``: for each layer, whether it has an MLP or experts;
     (): all have. ``recurrent_norms``: the norms of recurrent layers; None: ``norms``. ``layer_norm``: norms subtract
-    the mean and have biases. ``head_bias``: lm_head has a bias. ``position_rows``: see contract.decoder; 3 needs
+    the mean; they have weights and biases unless ``norm_weights`` or ``norm_biases`` is false. ``stored_by_head``: the
+    projections, of "q", "k" and "v", whose rows a checkpoint stores in one tensor, by head of keys and values.
+    ``head_bias``: lm_head has a bias. ``position_rows``: see contract.decoder; 3 needs
     Rope.sections. ``image_levels``: 0, or 1 and the number of first layers after which the states of images are added
     (DeepStack). ``images_both_ways``: the tokens of an image attend to each other, also to later ones.
     """
@@ -82,6 +84,9 @@ class ModelSpec:
     mlp_layers: tuple[bool, ...] = ()
     recurrent_norms: NormNames | None = None
     layer_norm: bool = False
+    norm_weights: bool = True
+    norm_biases: bool = True
+    stored_by_head: tuple[str, ...] = ()
     head_bias: bool = False
     position_rows: Literal[0, 3] = 0
     image_levels: int = 0
@@ -104,7 +109,7 @@ class ModelSpec:
         heads, hidden = fields.integer("num_attention_heads"), fields.integer("hidden_size")
         if (latent := family.latent(fields)) is None:
             head_dim = scored = rotary = fields.integer("head_dim", max(hidden // heads, 1), most=65_536)
-            kv_heads = fields.integer("num_key_value_heads", heads)
+            kv_heads = family.kv_heads(fields, heads)
         else:
             head_dim, kv_heads = latent.cached, 1
             scored, rotary = latent.plain + latent.rotated, latent.rotated
@@ -143,7 +148,7 @@ class ModelSpec:
             mlp_bias=bias.mlp,
             sliding_window=windows[0],
             sliding_layers=windows[1],
-            norms=family.norms,
+            norms=family.norms if isinstance(family.norms, NormNames) else family.norms(fields),
             norm_offset=family.norm_offset,
             scales=family.scales(fields, scored, hidden),
             activation=_activation(fields, family),
@@ -156,6 +161,9 @@ class ModelSpec:
             mlp_layers=family.mlp_layers(fields),
             recurrent_norms=family.recurrent_norms,
             layer_norm=family.layer_norm,
+            norm_weights=family.norm_weights,
+            norm_biases=family.norm_biases,
+            stored_by_head=family.stored_by_head,
             head_bias=bias.head,
         )
         fields.finish(ignored)

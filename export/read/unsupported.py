@@ -6,7 +6,6 @@ _LATENT = "its keys and values are stored as one latent vector per token"
 _KIMI = "its text part is DeepSeek-V3, but the tensors of the vision model around it are not read"
 _GEMMA = "it has several residual streams, and activations that keep the largest values alone"
 _SPARSE = "an index chooses which blocks of keys a token sees"
-_PARALLEL = "its norms subtract the mean, and attention and MLP read the same input"
 
 # By reason: architectures of further published models.
 OTHERS: Mapping[str, tuple[str, ...]] = {
@@ -36,10 +35,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         "DbrxForCausalLM",
     ),
     "its queries, keys and values are one tensor by head, and its norms subtract the mean": ("PersimmonForCausalLM",),
-    "attention and MLP read the same input": (
-        *("CohereForCausalLM", "GPTJForCausalLM", "GPTNeoXForCausalLM", "FalconForCausalLM", "RWForCausalLM"),
-        *("PhiForCausalLM", "CodeGenForCausalLM"),
-    ),
+    "its queries, keys and values are one tensor in an order of its own": ("CodeGenForCausalLM",),
     "it has no attention: all of its layers are recurrent (Mamba)": (
         *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"),
     ),
@@ -99,9 +95,8 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "some of its layers attend to images (cross-attention)": (
         *("MllamaForCausalLM", "MllamaForConditionalGeneration"),
     ),
-    "its text part is that of Command R7B, whose attention and MLP read the same input": (
-        *("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration", "CohereCompassForCausalLM"),
-        "CohereCompassForConditionalGeneration",
+    "it has other parts than Command R7B, which is read": (
+        *("CohereCompassForCausalLM", "CohereCompassForConditionalGeneration"),
     ),
     "its matmuls are stored next to adapters (LoRA) for images and speech": (
         *("Phi4MMForCausalLM", "Phi4MultimodalForCausalLM"),
@@ -125,6 +120,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         "HyperCLOVAXVisionV2ForConditionalGeneration",
     ),
     "the tensors around its text part have names that are not read": (
+        *("AyaVisionForConditionalGeneration", "Cohere2VisionForConditionalGeneration"),
         *("FastVlmForConditionalGeneration", "GlmOcrForConditionalGeneration"),
         *("Granite4VisionForConditionalGeneration", "GraniteDoclingForConditionalGeneration"),
         *("Idefics2ForConditionalGeneration", "Molmo2ForConditionalGeneration"),
@@ -153,8 +149,7 @@ UNSUPPORTED = {name: reason for reason, names in OTHERS.items() for name in name
     "KimiK3ForConditionalGeneration": "its activation has bounds, and its layers add the outputs of earlier blocks",
     "DeepseekV4ForCausalLM": _SPARSE,
     "LongcatFlashForCausalLM": f"{_LATENT}, twice in a layer, and some of its experts return their input",
-    "Cohere2ForCausalLM": _PARALLEL,
-    "Cohere2MoeForCausalLM": _PARALLEL,
+    "Cohere2MoeForCausalLM": "its experts run next to an attention that reads the same input",
     "DeciLMForCausalLM": "its layers have different structures, some without attention",
 }
 

@@ -217,7 +217,10 @@ def test_a_padding_row_takes_no_expert_from_another_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("case", "bits", "error"),
-    [("phi3", 8, 0.05), ("mixtral", 8, 0.05), ("mixtral", 4, 0.4), ("gpt_oss", 8, 0.05), ("gemma4", 8, 0.05)],
+    [
+        *(("phi3", 8, 0.05), ("mixtral", 8, 0.05), ("mixtral", 4, 0.4), ("gpt_oss", 8, 0.05), ("gemma4", 8, 0.05)),
+        ("gpt_neox", 8, 0.05),
+    ],
 )
 def test_every_matmul_is_quantized_under_any_family_name(tmp_path: Path, case: str, bits: int, error: float) -> None:
     model = make_checkpoint(case, tmp_path)
@@ -247,6 +250,16 @@ def test_keys_and_values_that_no_layer_reads_may_be_stored(tmp_path: Path) -> No
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     text = texts()[0]
     assert_close(Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0], expected_logits(model, text))
+
+
+def test_masks_and_frequencies_that_old_checkpoints_store_are_left_out(tmp_path: Path) -> None:
+    make_checkpoint("gpt_neox", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    name = "gpt_neox.layers.0.attention"
+    tensors |= {f"{name}.bias": torch.ones(1, 1, 9, 9, dtype=torch.bool), f"{name}.masked_bias": torch.tensor(-1e9)}
+    tensors[f"{name}.rotary_emb.inv_freq"] = torch.ones(8)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    Decoder(tmp_path, "grouped", batch=1)
 
 
 VISION: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

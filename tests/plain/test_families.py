@@ -11,6 +11,7 @@ from tandemrt.export.read.families.registry import FAMILIES
 from tandemrt.export.read.layer import ClampedSwiglu, Experts
 from tandemrt.export.read.spec import ModelSpec
 from tests.plain.published_experts import PUBLISHED as PUBLISHED_EXPERTS
+from tests.plain.published_parallel import PUBLISHED as PUBLISHED_PARALLEL
 from tests.plain.published_variants import PUBLISHED as PUBLISHED_VARIANTS
 
 _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48, "type": "longrope"}
@@ -590,7 +591,7 @@ PUBLISHED = {
         }),
         lambda spec: spec.tied and [spec.rope_of(i) is None for i in range(4)] == [False, False, False, True],
     ),
-} | PUBLISHED_EXPERTS | PUBLISHED_VARIANTS  # fmt: skip
+} | PUBLISHED_EXPERTS | PUBLISHED_PARALLEL | PUBLISHED_VARIANTS  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -652,7 +653,7 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
         widths = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
         assert dataclasses.astuple(spec.latent)[:5] == tuple(getattr(theirs, width) for width in widths)
     assert spec.tied == theirs.tie_word_embeddings
-    if any(spec.rotary_layers):
+    if any(spec.rotary_layers) and hasattr(theirs, "rope_parameters"):
         rope = theirs.rope_parameters
         thetas = [rope.get(kind, rope)["rope_theta"] for kind in ("full_attention", "sliding_attention")]
         assert [spec.rope.theta, (spec.local_rope or spec.rope).theta] == thetas

@@ -1,14 +1,30 @@
 """Values that families of several kinds share."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from tandemrt.export.read.layer import NormNames
+from tandemrt.export.read.layer import Activation, NormNames
 
 NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers never reads the last one
 ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # training only
 # Training, placement, MTP.
 DEEPSEEK = (*ROUTER, "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers")
+GELU: Mapping[str, Activation] = {"gelu": "gelu"}
+GELU_TANH: Mapping[str, Activation] = dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
+# The config fields of GPT-2, which later families of its time have, too.
+GPT_FIELDS = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_inner": "intermediate_size",
+    "n_layer": "num_hidden_layers",
+    "n_positions": "max_position_embeddings",
+}
+GPT_UNUSED = (
+    *TRAINING,
+    *("attn_pdrop", "gradient_checkpointing", "n_ctx", "summary_activation", "summary_first_dropout"),
+    *("summary_proj_to_labels", "summary_type", "summary_use_proj"),
+)
 HUNYUAN_VALUES: dict[str, tuple[Any, ...]] = {
     "add_classification_head": (False,),
     "norm_type": ("rms",),

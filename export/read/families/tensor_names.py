@@ -45,3 +45,38 @@ STEP = (
     (re.compile(r"\.moe\.(gate_proj|up_proj|down_proj)\.weight$"), r".mlp.experts.\1"),
     (re.compile(r"(\.layers\.\d+)\.share_expert\."), r"\1.mlp.shared_experts."),
 )
+_DENSE = (
+    (re.compile(r"\.self_attn\.query_key_value\."), ".self_attn.qkv_proj."),
+    (re.compile(r"\.self_attn\.dense\."), ".self_attn.o_proj."),
+    (re.compile(r"\.mlp\.dense_h_to_4h\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.dense_4h_to_h\."), ".mlp.down_proj."),
+)
+_GPT = (
+    (re.compile(r"^transformer\.(?:wte|word_embeddings)\."), "model.embed_tokens."),
+    (re.compile(r"^transformer\.ln_f\."), "model.norm."),
+    (re.compile(r"^transformer\.h\."), "model.layers."),
+    (re.compile(r"\.ln_1\."), ".input_layernorm."),
+    (re.compile(r"\.ln_2\."), ".post_attention_layernorm."),
+    (re.compile(r"(\.layers\.\d+)\.(?:attn|self_attention)\."), r"\1.self_attn."),
+)
+GPT_NEOX = (
+    (re.compile(r"^gpt_neox\.embed_in\."), "model.embed_tokens."),
+    (re.compile(r"^gpt_neox\.final_layer_norm\."), "model.norm."),
+    (re.compile(r"^gpt_neox\."), "model."),
+    (re.compile(r"^embed_out\."), "lm_head."),
+    (re.compile(r"\.attention\."), ".self_attn."),
+    *_DENSE,
+)
+GPTJ = (
+    *_GPT,
+    (re.compile(r"\.self_attn\.out_proj\."), ".self_attn.o_proj."),
+    (re.compile(r"\.mlp\.fc_in\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.fc_out\."), ".mlp.down_proj."),
+)
+FALCON = (*_GPT, *_DENSE)
+PHI = (
+    (re.compile(r"^model\.final_layernorm\."), "model.norm."),
+    (re.compile(r"\.self_attn\.dense\."), ".self_attn.o_proj."),
+    (re.compile(r"\.mlp\.fc1\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.fc2\."), ".mlp.down_proj."),
+)

@@ -54,7 +54,10 @@ _LATENT: dict[str, Any] = {
     "head_dim": 64,
     "v_head_dim": 20,
 }
+_MHA = {"num_key_value_heads": 4}
 _SQUARE = {"hidden_size": 64}  # heads of 16 values in families without head_dim
+_GPT: dict[str, Any] = {"hidden_size": 128, "intermediate_size": None, "num_key_value_heads": None}
+_GROUPED_FALCON: dict[str, Any] = {"num_kv_heads": 2, "new_decoder_architecture": True, "rope_parameters": _THETA}
 _GRANITE: dict[str, Any] = {
     "attention_multiplier": 0.1,
     "embedding_multiplier": 12.0,
@@ -565,4 +568,21 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         linear_head_dim=32,
     ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
+    "cohere": _of("cohere", **_SQUARE, logit_scale=0.25, rope_parameters=_THETA),
+    "cohere2": _of(
+        "cohere2", **_HEADS, sliding_window=WINDOW, layer_types=_ALTERNATING, logit_scale=0.25, rope_parameters=_THETA
+    ),
+    "gpt_neox": _of("gpt_neox", **_MHA, hidden_size=128, rope_parameters=_THETA | {"partial_rotary_factor": 0.5}),
+    "gpt_neox sequential": _of(
+        "gpt_neox",
+        **_MHA,
+        hidden_size=128,
+        use_parallel_residual=False,
+        rope_parameters=_THETA | {"partial_rotary_factor": 0.5},
+    ),
+    "gptj": _of("gptj", **_GPT, n_inner=80, rotary_dim=16),
+    "falcon": _of("falcon", **_GPT, rope_parameters=_THETA),  # 7B
+    "falcon 40b": _of("falcon", **_GPT, **_GROUPED_FALCON),
+    "falcon 11b": _of("falcon", **_GPT, **_GROUPED_FALCON, num_ln_in_parallel_attn=1, ffn_hidden_size=80),
+    "phi": _of("phi", hidden_size=128, rope_parameters=_THETA | {"partial_rotary_factor": 0.5}),
 }
