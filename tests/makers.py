@@ -143,6 +143,30 @@ IMAGE_SETTINGS = {
     "image_mean": [0.5, 0.4, 0.3],
     "image_std": [0.5, 0.6, 0.7],
 }
+GEMMA4_SETTINGS = {
+    "image_processor_type": "Gemma4ImageProcessor",
+    "max_soft_tokens": 70,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "do_normalize": False,
+    "image_mean": [0.0, 0.0, 0.0],
+    "image_std": [1.0, 1.0, 1.0],
+}
+PIXTRAL_SETTINGS = {
+    "image_processor_type": "PixtralImageProcessorFast",
+    "size": {"longest_edge": 48},
+    "patch_size": {"height": 4, "width": 4},
+    "do_pad": True,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.6, 0.7],
+}
+PIXTRAL_TOKENS = {
+    "image_token": IMAGE_TOKENS[2],
+    "image_break_token": IMAGE_TOKENS[3],
+    "image_end_token": IMAGE_TOKENS[1],
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+}
 GEMMA3_SETTINGS = {
     "image_processor_type": "Gemma3ImageProcessor",
     "size": {"height": 32, "width": 32},
@@ -156,14 +180,16 @@ GEMMA3_SETTINGS = {
 def tiny_vision(folder: Path, kind: str = "qwen3_vl") -> Path:
     """Write a random model that reads images, in float32: tokens of 8 x 8 pixels, 4 to 24 per image. Return the folder.
 
-    ``kind``: model_type, a key of _SEEING. Those of Gemma have 16 tokens per image.
+    ``kind``: a key of _SEEING, model_type and what differs. Those of Gemma 3 have 16 tokens per image, those of Gemma 4
+    up to 70, and those of Mistral up to 36 and their breaks.
     """
     import torch
     from transformers import AutoConfig, AutoModelForImageTextToText
 
+    model_type = kind.partition(" ")[0]
     text, tower, outer = _SEEING[kind]
     config = AutoConfig.for_model(
-        kind, text_config={**_SEEING_TEXT, **text}, vision_config=tower, eos_token_id=263, **outer
+        model_type, text_config={**_SEEING_TEXT, **text}, vision_config=tower, eos_token_id=263, **outer
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -174,15 +200,31 @@ def tiny_vision(folder: Path, kind: str = "qwen3_vl") -> Path:
                     parameter.mul_(8)
                 if name == "lm_head.weight":
                     parameter.mul_(40)
-                if "mm_input_projection" in name:
+                if any(
+                    part in name for part in ("mm_input_projection", "embedding_projection", "position_embedding_table")
+                ):
                     parameter.normal_()
+                if "multi_modal_projector" in name and model_type == "mistral3":
+                    parameter.normal_(std=0.3)
+            for name, buffer in model.named_buffers():  # bounds of clipped matmuls, and standards of Gemma 4
+                if name.endswith(("put_min", "put_max", "std_bias", "std_scale")):
+                    buffer.copy_({"min": -1.5, "max": 1.0, "bias": 0.2, "scale": 0.7}[name.rpartition("_")[2]])
         model.save_pretrained(folder)
     tiny_tokenizer(folder, extra=IMAGE_TOKENS)
-    image = IMAGE_TOKENS[0] if kind.startswith("gemma") else "".join(IMAGE_TOKENS[at] for at in (0, 2, 1))
+    written = {"gemma3": (0,), "gemma4": (2,), "mistral3": (2,)}.get(model_type, (0, 2, 1))
+    image = "".join(IMAGE_TOKENS[at] for at in written)
     (folder / "chat_template.jinja").write_text(_SEES.replace("IMAGE", image))
-    settings = GEMMA3_SETTINGS if kind.startswith("gemma") else IMAGE_SETTINGS
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
+    (folder / "preprocessor_config.json").write_text(json.dumps(image_settings(kind)))
+    if model_type == "mistral3":
+        (folder / "processor_config.json").write_text(json.dumps(PIXTRAL_TOKENS))
     return folder
+
+
+def image_settings(kind: str) -> dict[str, Any]:
+    """Return the settings of the image processor of ``tiny_vision``."""
+    return {"gemma3": GEMMA3_SETTINGS, "gemma4": GEMMA4_SETTINGS, "mistral3": PIXTRAL_SETTINGS}.get(
+        kind.partition(" ")[0], IMAGE_SETTINGS
+    )
 
 
 def _random_model(config: Any, folder: Path, seed: int) -> Path:
@@ -328,6 +370,36 @@ _GEMMA_TOWER = {
     "image_size": 32,
     "patch_size": 4,
 }
+_GEMMA4: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "global_head_dim": 64,
+    "sliding_window": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+    "vocab_size_per_layer_input": VOCAB,
+}
+_GEMMA4_TOWER = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "patch_size": 4,
+    "pooling_kernel_size": 2,
+    "position_embedding_size": 140,
+}
+_GEMMA4_TOKENS = {"boi_token_id": _FIRST, "eoi_token_id": _FIRST + 1, "image_token_id": _FIRST + 2}
+_PIXTRAL_TOWER = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 48,
+    "patch_size": 4,
+    "hidden_act": "silu",
+}
 _GEMMA_TOKENS = {"boi_token_index": _FIRST, "eoi_token_index": _FIRST + 1, "image_token_index": _FIRST + 2}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 # By model_type: fields of the text part, of the tower, and around them.
@@ -349,6 +421,21 @@ _SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         },
         _GEMMA_TOWER,
         {**_GEMMA_TOKENS, "mm_tokens_per_image": 16},
+    ),
+    "gemma4": (
+        {**_GEMMA4, "hidden_size_per_layer_input": 8, "num_kv_shared_layers": 1},
+        {**_GEMMA4_TOWER, "use_clipped_linears": True},
+        _GEMMA4_TOKENS,
+    ),
+    "gemma4 both ways": (
+        {**_GEMMA4, "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
+        {**_GEMMA4_TOWER, "standardize": True},
+        _GEMMA4_TOKENS,
+    ),
+    "mistral3": (
+        {"model_type": "mistral", "head_dim": 32, "rms_norm_eps": 1e-5},
+        _PIXTRAL_TOWER,
+        {"image_token_index": _FIRST + 2, "tie_word_embeddings": False},
     ),
 }
 

@@ -1,5 +1,6 @@
-"""What a vision tower reads: how an image becomes patches, and which token stands for an image."""
+"""What a vision tower reads: how an image becomes patches, and which tokens stand for an image."""
 
+from math import isqrt
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -9,6 +10,10 @@ from tandemrt.engines.validation.records import Record
 Size = Annotated[int, Field(ge=1)]
 TokenId = Annotated[int, Field(ge=0)]
 Colour = tuple[float, float, float]  # red, green and blue
+# How an image is resized to sides that are multiples of a factor. "bounds": to the nearest ones, or within the bounds;
+# "square": to a square of the most pixels, whatever its shape; "fill": grown or shrunk to the most pixels; "edge": to
+# the next larger ones, with a long side of at most that of such a square.
+Resize = Literal["bounds", "square", "fill", "edge"]
 
 
 class VisionEntry(Record):
@@ -16,8 +21,10 @@ class VisionEntry(Record):
 
     Attributes:
         image_token: the token of a prompt that stands for an image; the runtime repeats it.
-        image_begin, image_end: tokens before and after it. The chat template writes the first one alone, and the
-            runtime the others. None: the template writes ``image_token``.
+        image_begin, image_end, image_break: tokens that the runtime writes before and after an image, and between its
+            rows; None: there is none.
+        template_token: what the chat template writes in place of ``image_token``, which goes on lines of its own
+            (Gemma 3); None: it writes ``image_token``.
         position_rows: 3: a token of an image has positions in time, height and width; 0: it has one, as text has.
         both_ways: the tokens of an image attend to each other, also to later ones.
         patch_values: numbers per patch that the tower has in memory at once, about.
@@ -25,24 +32,26 @@ class VisionEntry(Record):
         merge_size: patches along a side of the square that becomes one token.
         grid_side: learned positions along a side; those of a patch are interpolated. 0: there are none.
         window_side: tokens along a side of the windows that most layers attend within; 0: all layers see all patches.
-        side: every image is stretched to a square of such a side in pixels; None: it keeps its shape.
+        resize: how images are resized.
         min_pixels, max_pixels: bounds of the pixels of a resized image.
         resample: the filter that resizes.
         mean, std: of the colours that the tower expects, as shares of 255.
     """
 
     image_token: TokenId
-    image_begin: TokenId | None
-    image_end: TokenId | None
-    position_rows: Literal[0, 3]
-    both_ways: bool
+    image_begin: TokenId | None = None
+    image_end: TokenId | None = None
+    image_break: TokenId | None = None
+    template_token: TokenId | None = None
+    position_rows: Literal[0, 3] = 0
+    both_ways: bool = False
     patch_values: Size
     patch_size: Size
     merge_size: Size
-    grid_side: Annotated[int, Field(ge=0)]
-    window_side: Annotated[int, Field(ge=0)]
-    side: Size | None
-    min_pixels: Size
+    grid_side: Annotated[int, Field(ge=0)] = 0
+    window_side: Annotated[int, Field(ge=0)] = 0
+    resize: Resize
+    min_pixels: Size = 1
     max_pixels: Size
     resample: Literal["bicubic", "bilinear"]
     mean: Colour
@@ -51,8 +60,15 @@ class VisionEntry(Record):
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens of a prompt that an image needs."""
-        tokens = self.image_begin, self.image_token, self.image_end
+        tokens = self.image_token, self.image_begin, self.image_end, self.image_break, self.template_token
         return tuple(token for token in tokens if token is not None)
+
+    def prompt_tokens(self, rows: int, columns: int) -> list[int]:
+        """Return the tokens of a prompt that stand for an image, from its first to its last ``image_token``."""
+        row = [self.image_token] * columns
+        if self.image_break is None:
+            return row * rows
+        return ([*row, self.image_break] * rows)[:-1]
 
     def most_tokens(self, length: int) -> int:
         """Tokens of the largest image that a prompt of fewer than ``length`` tokens holds."""
@@ -66,3 +82,8 @@ class VisionEntry(Record):
     def factor(self) -> int:
         """Pixels along a side of the square that becomes one token."""
         return self.patch_size * self.merge_size
+
+    @property
+    def side(self) -> int:
+        """Pixels along a side of a square of the most pixels."""
+        return isqrt(self.max_pixels)

@@ -16,7 +16,8 @@ from tandemrt.export.graph.graph import Graph
 from tandemrt.export.model.vision import build_vision, vision_contract
 from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
-from tandemrt.export.read.vision import TOWERS, VisionSpec, tower_tensors
+from tandemrt.export.read.vision.spec import VisionSpec
+from tandemrt.export.read.vision.towers import TOWERS, read_tower, tower_tensors
 from tandemrt.export.read.vision_language import vision_language
 from tandemrt.plugins.onnxruntime.custom_operators import has_kernels
 
@@ -37,7 +38,7 @@ class VisionTower:
     @classmethod
     def open(cls, target: Model) -> "VisionTower":
         """Read the tower of ``target``. Raises BadCheckpoint for one of which a part is not implemented."""
-        spec, tensors = VisionSpec.from_hf(target.source, target.spec.hidden), tower_tensors(target.source)
+        spec, tensors = read_tower(target.source, target.spec.hidden), tower_tensors(target.source)
         if quantized := next((tensor for tensor in tensors.values() if tensor.dtype not in COMPUTE), None):
             raise BadCheckpoint(f"{quantized.file}: a tower's weights should not be quantized, {quantized.name!r} is")
         narrow = target.compute == "bfloat16" and not target.on_cpu and not spec.entry.window_side
@@ -53,9 +54,10 @@ class VisionTower:
 
     def read_by(self, target: Model) -> Model:
         """Return ``target`` as a model that reads images."""
-        entry, levels = self.spec.entry, self.spec.levels
-        spec = replace(target.spec, image_levels=levels, images_both_ways=entry.both_ways)
-        return replace(target, spec=replace(spec, position_rows=entry.position_rows))
+        layers = target.spec.layers
+        both_ways = {"none": (), "all": (True,) * layers, "sliding": target.spec.sliding_layers}
+        spec = replace(target.spec, image_levels=self.spec.levels, position_rows=self.spec.entry.position_rows)
+        return replace(target, spec=replace(spec, images_both_ways=both_ways[self.spec.image_attention]))
 
     @property
     def graph(self) -> Graph:
@@ -92,6 +94,11 @@ def _require_both_ways(entry: VisionEntry, recipe: Recipe, target: Model) -> Non
         raise BadCheckpoint(
             f"{target.spec.family}: tokens of an image attend to later ones, which {CPU} computes in float32, with a C "
             "compiler here; not this recipe's backend or dtype"
+        )
+    if target.spec.variants.sharing:
+        raise BadCheckpoint(
+            f"{target.spec.family}: tokens of an image attend to later ones, which layers that share caches do not "
+            f"support; num_kv_shared_layers is {target.spec.variants.sharing}"
         )
     tokens, chunk = (entry.max_pixels // entry.factor**2), recipe.prefill_chunk(experts=target.spec.experts is not None)
     if chunk < tokens:

@@ -97,7 +97,7 @@ def build_decoder(
         hidden = embedded(b, token_ids, w, "model.embed_tokens", spec.vocab, spec.hidden)
         hidden = scaled_by(b, hidden, spec.scales.embedding, dtype)
         hidden, updates = with_images(b, hidden, spec, graph_inputs)
-        own_inputs = layer_inputs(b, hidden, token_ids, w, spec)
+        own_inputs = layer_inputs(b, hidden, token_ids, graph_inputs.get("image_rows"), w, spec)
     picked, graph_outputs = decoder_layers(
         b,
         hidden,

@@ -292,7 +292,10 @@ class GroupedAttention:
         self, b: GraphBuilder, qkv: ir.Value, w: Weights, attention: AttentionWeights, past: LayerCache
     ) -> tuple[ir.Value, ...]:
         """Append the operator of the project: it rotates, writes the cache and attends."""
-        optional = () if self.image_ends is None else ("ends",)
+        ends = self.image_ends
+        if ends is not None and not self.spec.images_both_ways[attention.layer]:
+            ends = b.op("Mul", ends, b.constant(0))  # a token sees no later ones
+        optional = () if ends is None else ("ends",)
         b.add_function("decode_attention", partial(decode_attention, optional))
         cache = (w.dtype, dims_of(past.key))
         no_table = None
@@ -305,7 +308,7 @@ class GroupedAttention:
             past.value,
             self.index,
             *((no_table, no_table) if attention.rope is None else self.rotary.tables[attention.rope]),
-            *(() if self.image_ends is None else (self.image_ends,)),
+            *(() if ends is None else (ends,)),
             domain=DOMAIN,
             outputs=[(w.dtype, (*dims_of(qkv)[:-1], attention.heads.query * attention.heads.dim)), cache, cache],
             heads=attention.heads.query,

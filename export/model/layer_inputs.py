@@ -11,15 +11,25 @@ from tandemrt.export.read.spec import ModelSpec
 
 
 def layer_inputs(
-    b: GraphBuilder, hidden: ir.Value, token_ids: ir.Value, w: Weights, spec: ModelSpec
+    b: GraphBuilder,
+    hidden: ir.Value,
+    token_ids: ir.Value,
+    image_rows: ir.Value | None,
+    w: Weights,
+    spec: ModelSpec,
 ) -> tuple[ir.Value, ...]:
     """Return the input [..., width] of each layer for the tokens with embeddings ``hidden``; () if none.
 
     It is the mean, times the root of 2, of a normed matmul of the embedding and of the token's row in a second table.
+    ``image_rows``: see contract.decoder.
     """
     inputs = spec.variants.inputs
     if inputs is None:
         return ()
+    if image_rows is not None:
+        is_image, shape = b.op("Greater", image_rows, b.constant(0)), token_ids.shape
+        token_ids = b.op("Where", is_image, b.constant(inputs.image_row), token_ids)
+        token_ids.shape = shape  # a name of the padded dimension is lost
     width = spec.layers * inputs.width
     table = w.stored("model.embed_tokens_per_layer.weight", (inputs.vocab, width))
     stored = b.cast(b.op("Gather", table, token_ids), w.dtype)

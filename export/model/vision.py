@@ -12,11 +12,13 @@ import onnx_ir as ir
 
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import VISION_DTYPE, Contract
-from tandemrt.export.graph.builder import LIBRARY, GraphBuilder, width_of
+from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
 from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.activation import activate
 from tandemrt.export.model.linear import Linear
+from tandemrt.export.model.mergers import MERGERS, joined_patches, tower_norm
 from tandemrt.export.read.checkpoint import Checkpoint
-from tandemrt.export.read.vision import VisionSpec
+from tandemrt.export.read.vision.spec import VisionSpec
 
 CORNERS = 4  # learned positions that bilinear interpolation weighs
 
@@ -24,7 +26,7 @@ CORNERS = 4  # learned positions that bilinear interpolation weighs
 def vision_contract(spec: VisionSpec) -> Contract:
     """Return the bindings of the graph."""
     window = (spec.entry.window_side * spec.entry.merge_size) ** 2
-    corners = CORNERS if spec.positions else 0
+    corners = CORNERS if spec.entry.grid_side else 0
     return contract.vision(pixels=spec.pixels, corners=corners, window=window, width=spec.levels * spec.out)
 
 
@@ -44,21 +46,20 @@ def build_vision(spec: VisionSpec, checkpoint: Checkpoint, attends_in: str = VIS
         stream = _embedded(b, w, spec, inputs["pixels"])
         if spec.positions:
             stream = b.op("Add", stream, _learned_positions(b, w, spec, inputs))
-        tables = None if spec.rope_theta is None else _rotation(b, spec, inputs["positions"], spec.rope_theta)
+        if spec.names.first_norm:
+            stream = tower_norm(b, w, spec, stream, spec.names.first_norm)
+        tables = None if spec.rope is None else _rotation(b, spec, inputs["positions"])
     levels: list[ir.Value] = []
     for layer in range(spec.layers):
         with b.scope(f"blocks.{layer}"):
-            attention = _Attention(spec, attends_in, None if layer in spec.whole_layers else inputs)
+            attention = _Attention(spec, attends_in, inputs if layer in spec.window_layers else None)
             stream = _block(b, w, spec, stream, tables, f"{spec.names.layer}.{layer}", attention)
         if layer in spec.taps:
             with b.scope(f"taps.{layer}"):
                 name = f"deepstack_merger_list.{spec.taps.index(layer)}"
-                levels.append(_merged(b, w, spec, stream, name, norm_last=True))
+                levels.append(joined_patches(b, w, spec, stream, name, norm_last=True))
     with b.scope("merger"):
-        if spec.merger == "mean":
-            first = _projected_means(b, w, spec, stream)
-        else:
-            first = _merged(b, w, spec, stream, "merger", norm_last=False)
+        first = MERGERS[spec.merger](b, w, spec, stream)
         states = b.op("Concat", first, *levels, axis=-1) if levels else first
     b.output(bindings.outputs[0], states)
     w.finish()
@@ -68,7 +69,11 @@ def build_vision(spec: VisionSpec, checkpoint: Checkpoint, attends_in: str = VIS
 def _embedded(b: GraphBuilder, w: Weights, spec: VisionSpec, pixels: ir.Value) -> ir.Value:
     """The frames of a still image are equal, so their weights are added."""
     side, name, frames = spec.entry.patch_size, spec.names.patches, (spec.frames,) if spec.frames else ()
-    weight = w(f"{name}.weight", (spec.hidden, 3, *frames, side, side))
+    if spec.colours_last:
+        stored = b.op("Reshape", w(f"{name}.weight", (spec.hidden, spec.pixels)), b.constant([spec.hidden, side**2, 3]))
+        weight = b.op("Transpose", stored, perm=[0, 2, 1])
+    else:
+        weight = w(f"{name}.weight", (spec.hidden, 3, *frames, side, side))
     summed = b.op("ReduceSum", weight, b.constant([2]), keepdims=0) if frames else weight
     flat = b.op("Reshape", summed, b.constant([spec.hidden, spec.pixels]))
     embedded = b.op("MatMul", pixels, b.op("Transpose", flat, perm=[1, 0]))
@@ -78,20 +83,29 @@ def _embedded(b: GraphBuilder, w: Weights, spec: VisionSpec, pixels: ir.Value) -
 
 
 def _learned_positions(b: GraphBuilder, w: Weights, spec: VisionSpec, inputs: dict[str, ir.Value]) -> ir.Value:
-    table = w(spec.names.positions, (spec.positions, spec.hidden))
-    weights = b.op("Unsqueeze", inputs["corner_weights"], b.constant([2]))
-    weighted = b.op("Mul", b.op("Gather", table, inputs["corners"]), weights)
-    return b.op("ReduceSum", weighted, b.constant([1]), keepdims=0)
+    """Return the learned position of each patch: interpolated on a grid, or that of its column plus that of its row."""
+    if spec.entry.grid_side:
+        table = w(spec.names.positions, (spec.positions, spec.hidden))
+        weights = b.op("Unsqueeze", inputs["corner_weights"], b.constant([2]))
+        rows = b.op("Mul", b.op("Gather", table, inputs["corners"]), weights)
+    else:
+        tables = w(spec.names.positions, (2, spec.positions, spec.hidden))
+        by_column = b.op("Gather", inputs["positions"], b.constant([1, 0]), axis=1)
+        places = b.op("Add", by_column, b.constant([0, spec.positions]))
+        rows = b.op("Gather", b.op("Reshape", tables, b.constant([-1, spec.hidden])), places)
+    return b.op("ReduceSum", rows, b.constant([1]), keepdims=0)
 
 
-def _rotation(b: GraphBuilder, spec: VisionSpec, positions: ir.Value, theta: float) -> tuple[ir.Value, ir.Value]:
+def _rotation(b: GraphBuilder, spec: VisionSpec, positions: ir.Value) -> tuple[ir.Value, ir.Value]:
     """Return cosine and sine [1, patches, head / 2]: the first half of them turns by row, the second by column."""
     half = spec.hidden // spec.heads // 2
-    frequencies = 1.0 / theta ** (np.arange(0, half, 2, dtype=np.float32) / half)
+    exponents = np.arange(half, dtype=np.float32).reshape(-1, 2).T / half
+    if spec.rope != "alternating":
+        exponents[1] = exponents[0]
     angles = b.op(
         "Mul",
         b.op("Unsqueeze", b.cast(positions, "float32"), b.constant([2])),
-        b.constant(frequencies, "float32"),
+        b.constant(1.0 / spec.rope_theta**exponents, "float32"),
     )
     flat = b.op("Reshape", angles, b.constant([1, -1, half]))
     return b.op("Cos", flat), b.op("Sin", flat)
@@ -106,24 +120,66 @@ def _block(
     name: str,
     attention: "_Attention",
 ) -> ir.Value:
-    names, hidden = spec.names, spec.hidden
-    normed = _norm(b, w, spec, stream, f"{name}.{names.norms[0]}")
-    widths = (3 * hidden // len(names.qkv),) * len(names.qkv)
-    joined = Linear(tuple(f"{name}.{part}" for part in names.qkv), widths, bias=True)(b, normed, w)
-    batched = b.op("Unsqueeze", joined, b.constant([0]))  # the operators want a batch
-    query, key, value = b.ops("Split", batched, b.constant([hidden] * 3), outputs=3, axis=-1)
+    norms = [f"{name}.{norm}" for norm in spec.names.norms]
+    normed = tower_norm(b, w, spec, stream, norms[0])
+    query, key, value = (b.op("Unsqueeze", rows, b.constant([0])) for rows in _projections(b, w, spec, normed, name))
+    if spec.names.head_norms:
+        query, key = (
+            _normed_heads(b, w, spec, rows, f"{name}.{norm}")
+            for rows, norm in zip((query, key), spec.names.head_norms, strict=True)
+        )
+        value = _normed_heads(b, w, spec, value, None)
+    if spec.rope == "parts":
+        query, key = (_parts_as_halves(b, spec, rows) for rows in (query, key))
     if tables is not None:
         query, key = (b.op("RotaryEmbedding", rows, *tables, num_heads=spec.heads) for rows in (query, key))
-    mixed = attention(b, query, key, value)
-    stream = b.op("Add", stream, Linear.stored(f"{name}.{names.out}", hidden, bias=True)(b, mixed, w))
-    normed = _norm(b, w, spec, stream, f"{name}.{names.norms[1]}")
-    *ups, down = (f"{name}.{part}" for part in names.mlp)
-    wide = [Linear.stored(up, spec.intermediate, bias=True)(b, normed, w) for up in ups]
-    if len(wide) > 1:
-        activated = b.op("Mul", b.op("Mul", wide[0], b.op("Sigmoid", wide[0])), wide[1])  # SwiGLU
-    else:
-        activated = b.op("Gelu", wide[0], approximate=spec.approximate)
-    return b.op("Add", stream, Linear.stored(down, hidden, bias=True)(b, activated, w))
+    mixed = _matmul(b, w, spec, attention(b, query, key, value), f"{name}.{spec.names.out}", spec.hidden)
+    stream = b.op("Add", stream, tower_norm(b, w, spec, mixed, norms[2]) if norms[2:] else mixed)
+    normed = tower_norm(b, w, spec, stream, norms[1])
+    *ups, down = (f"{name}.{part}" for part in spec.names.mlp)
+    wide = [_matmul(b, w, spec, normed, up, spec.intermediate) for up in ups]
+    activated = activate(b, wide[0] if len(wide) > 1 else None, wide[-1], spec.activation)
+    lowered = _matmul(b, w, spec, activated, down, spec.hidden)
+    return b.op("Add", stream, tower_norm(b, w, spec, lowered, norms[3]) if norms[3:] else lowered)
+
+
+def _projections(b: GraphBuilder, w: Weights, spec: VisionSpec, x: ir.Value, name: str) -> tuple[ir.Value, ...]:
+    """Return queries, keys and values [patches, hidden]."""
+    names = tuple(f"{name}.{part}" for part in spec.names.qkv)
+    if spec.clipped:
+        return tuple(_matmul(b, w, spec, x, part, spec.hidden) for part in names)
+    joined = Linear(names, (3 * spec.hidden // len(names),) * len(names), bias=spec.biases)(b, x, w)
+    return b.ops("Split", joined, b.constant([spec.hidden] * 3), outputs=3, axis=-1)
+
+
+def _matmul(b: GraphBuilder, w: Weights, spec: VisionSpec, x: ir.Value, name: str, width: int) -> ir.Value:
+    matmul = Linear.stored(name, width, bias=spec.biases)
+    if not spec.clipped:
+        return matmul(b, x, w)
+    bounds = [w(f"{name.removesuffix('.linear')}.{bound}", ()) for bound in _BOUNDS]
+    return b.op("Clip", matmul(b, b.op("Clip", x, *bounds[:2]), w), *bounds[2:])
+
+
+_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
+
+
+def _normed_heads(b: GraphBuilder, w: Weights, spec: VisionSpec, rows: ir.Value, norm: str | None) -> ir.Value:
+    """Return ``rows`` [1, patches, hidden] normed by heads."""
+    size = spec.hidden // spec.heads
+    heads = b.op("Reshape", rows, b.constant([0, 0, spec.heads, size]))
+    weight = b.constant([1.0] * size, w.dtype) if norm is None else w(norm, (size,))
+    heads = b.op("RMSNormalization", heads, weight, axis=-1, epsilon=spec.norm_eps)
+    return b.op("Reshape", heads, b.constant([0, 0, spec.hidden]))
+
+
+def _parts_as_halves(b: GraphBuilder, spec: VisionSpec, rows: ir.Value) -> ir.Value:
+    """Return ``rows`` [1, patches, hidden], whose heads turn in two parts, in an order that turns as a whole.
+
+    The parts turn by column and by row. ``_rotation`` turns the first half of a head against its second, rows first.
+    """
+    quarters = b.op("Reshape", rows, b.constant([0, 0, spec.heads, 4, spec.hidden // spec.heads // 4]))
+    ordered = b.op("Gather", quarters, b.constant([2, 0, 3, 1]), axis=3)
+    return b.op("Reshape", ordered, b.constant([0, 0, spec.hidden]))
 
 
 @dataclass(frozen=True)
@@ -151,37 +207,5 @@ class _Attention:
     def _mixed(self, b: GraphBuilder, inputs: Sequence[ir.Value | None], dims: tuple[int | str, int | str]) -> ir.Value:
         """Append attention, [*dims, hidden]: onnxruntime computes tiles, and never a row of scores for every patch."""
         outputs = [(self.dtype, (*dims, self.spec.hidden))]
-        heads = self.spec.heads
-        return b.custom("MultiHeadAttention", *inputs, domain=LIBRARY, outputs=outputs, num_heads=heads)[0]
-
-
-def _merged(b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value, name: str, *, norm_last: bool) -> ir.Value:
-    """Return one row for each square of patches; ``norm_last``: the norm is of the joined patches."""
-    width = spec.hidden * spec.entry.merge_size**2
-    if not norm_last:
-        stream = _norm(b, w, spec, stream, f"{name}.{spec.names.merger[0]}")
-    joined = b.op("Reshape", stream, b.constant([-1, width]))
-    if norm_last:
-        joined = _norm(b, w, spec, joined, f"{name}.{spec.names.merger[0]}")
-    wide = Linear.stored(f"{name}.{spec.names.merger[1]}", width, bias=True)(b, joined, w)
-    return Linear.stored(f"{name}.{spec.names.merger[2]}", spec.out, bias=True)(b, b.op("Gelu", wide), w)
-
-
-def _projected_means(b: GraphBuilder, w: Weights, spec: VisionSpec, stream: ir.Value) -> ir.Value:
-    """Return one row for each square of patches: their mean, normed and projected (Gemma 3)."""
-    normed = _norm(b, w, spec, stream, "post_layernorm")
-    squares = b.op("Reshape", normed, b.constant([-1, spec.entry.merge_size**2, spec.hidden]))
-    means = b.op("ReduceMean", squares, b.constant([1]), keepdims=0)
-    weight = w("multi_modal_projector.mm_soft_emb_norm.weight", (spec.hidden,))
-    weight = b.op("Add", weight, b.constant(1.0, w.dtype))
-    means = b.op("RMSNormalization", means, weight, axis=-1, epsilon=spec.norm_eps)
-    return b.op("MatMul", means, w("multi_modal_projector.mm_input_projection_weight", (spec.hidden, spec.out)))
-
-
-def _norm(b: GraphBuilder, w: Weights, spec: VisionSpec, x: ir.Value, name: str) -> ir.Value:
-    width = width_of(x)
-    weight = w(f"{name}.weight", (width,))
-    if spec.rms_norms:
-        return b.op("RMSNormalization", x, weight, axis=-1, epsilon=spec.norm_eps)
-    bias = w(f"{name}.bias", (width,))
-    return b.op("LayerNormalization", x, weight, bias, axis=-1, epsilon=spec.norm_eps)
+        settings = {"num_heads": self.spec.heads, **({"scale": 1.0} if self.spec.unscaled else {})}
+        return b.custom("MultiHeadAttention", *inputs, domain=LIBRARY, outputs=outputs, **settings)[0]

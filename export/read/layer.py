@@ -20,11 +20,13 @@ class Heads:
 class LayerInputs:
     """A second embedding table with a vector of ``width`` values for each token and layer; it has ``vocab`` rows.
 
-    The vectors, plus a matmul of the first embedding, enter every layer after its MLP (Gemma 4).
+    The vectors, plus a matmul of the first embedding, enter every layer after its MLP (Gemma 4). ``image_row``: of the
+    tokens of images.
     """
 
     width: int
     vocab: int
+    image_row: int
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,8 @@ class ModelSpec:
     projections, of "q", "k" and "v", whose rows a checkpoint stores in one tensor, by head of keys and values.
     ``head_bias``: lm_head has a bias. ``position_rows``: see contract.decoder; 3 needs
     Rope.sections. ``image_levels``: 0, or 1 and the number of first layers after which the states of images are added
-    (DeepStack). ``images_both_ways``: the tokens of an image attend to each other, also to later ones.
+    (DeepStack). ``images_both_ways``: for each layer, whether the tokens of an image attend to each other, also to
+    later ones; (): in none.
     """
 
     family: str
@@ -90,7 +91,7 @@ class ModelSpec:
     head_bias: bool = False
     position_rows: Literal[0, 3] = 0
     image_levels: int = 0
-    images_both_ways: bool = False
+    images_both_ways: tuple[bool, ...] = ()
 
     @classmethod
     def from_hf(
@@ -276,7 +277,7 @@ class ModelSpec:
             latent=self.latent is not None and cache == "paged",
             position_rows=self.position_rows,
             image_width=self.image_levels * self.hidden,
-            image_ends=self.images_both_ways,
+            image_ends=any(self.images_both_ways),
         )
 
 

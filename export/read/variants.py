@@ -166,7 +166,10 @@ def _inputs(fields: Fields) -> LayerInputs | None:
         raise BadCheckpoint(
             f"config.json: vocab_size_per_layer_input should be at least vocab_size, {vocab}, it is {rows}"
         )
-    return LayerInputs(fields.integer("hidden_size_per_layer_input", 256), rows)
+    padding = fields.get("pad_token_id", 0)
+    if type(padding) is not int or not 0 <= padding < rows:
+        raise BadCheckpoint(f"config.json: pad_token_id should be a token id below {rows}, it is {quoted(padding)}")
+    return LayerInputs(fields.integer("hidden_size_per_layer_input", 256), rows, padding)
 
 
 def _count(fields: Fields, name: str, default: int) -> int:

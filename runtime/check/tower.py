@@ -39,7 +39,7 @@ def check_tower(bundle: Bundle, entry: VisionEntry, engine: Engine, threads: int
 
 
 def _shapes(entry: VisionEntry) -> tuple[tuple[int, int], ...]:
-    return _SQUARES if entry.side is None else ((entry.side // entry.factor,) * 2,)
+    return _SQUARES if entry.resize != "square" else ((entry.side // entry.factor,) * 2,)
 
 
 def _image(entry: VisionEntry, rows: int, columns: int) -> Image:

@@ -19,26 +19,36 @@ _MOST_STRETCHED = 200  # long side by short side, as the published preprocessing
 
 
 def resized(width: int, height: int, entry: VisionEntry) -> tuple[int, int]:
-    """Return the size to which an image of ``width`` x ``height`` is resized: multiples of the factor, within bounds.
+    """Return the size to which an image of ``width`` x ``height`` is resized, as the published preprocessing does.
 
-    The shape is kept as far as possible (Qwen2-VL). Raises BadRequest for an image that is too stretched.
+    Raises BadRequest for an image that is too stretched.
     """
-    factor, min_pixels, max_pixels = entry.factor, entry.min_pixels, entry.max_pixels
-    if max(width, height) > _MOST_STRETCHED * min(width, height):
+    long, short = max(width, height), min(width, height)
+    if long > _MOST_STRETCHED * short:
         raise BadRequest(
             f"image: the long side must be at most {_MOST_STRETCHED} times the short one, received {width} x {height} "
             "pixels; cut it"
         )
-    if entry.side is not None:
-        return entry.side, entry.side
-    sides = [round(side / factor) * factor for side in (width, height)]
-    if math.prod(sides) > max_pixels:
-        shrink = math.sqrt(width * height / max_pixels)
-        sides = [max(factor, math.floor(side / shrink / factor) * factor) for side in (width, height)]
-    elif math.prod(sides) < min_pixels:
-        grow = math.sqrt(min_pixels / (width * height))
-        sides = [math.ceil(side * grow / factor) * factor for side in (width, height)]
-    return sides[0], sides[1]
+    factor, most = entry.factor, entry.max_pixels
+    fitting = math.sqrt(most / (width * height))  # times its sides, the image has the most pixels
+    if entry.resize == "square":
+        squares = [entry.side // factor] * 2
+    elif entry.resize == "edge":
+        shrink = max(1.0, long / entry.side)
+        squares = [math.ceil(max(1, math.floor(side / shrink)) / factor) for side in (width, height)]
+    elif entry.resize == "fill":
+        squares = [math.floor(fitting * side / factor) for side in (width, height)]
+        if 0 in squares:
+            squares = [min(long // short, most // factor**2) if count else 1 for count in squares]
+    else:
+        squares = [round(side / factor) for side in (width, height)]
+        if math.prod(squares) * factor**2 > most:
+            shrink = math.sqrt(width * height / most)
+            squares = [max(1, math.floor(side / shrink / factor)) for side in (width, height)]
+        elif math.prod(squares) * factor**2 < entry.min_pixels:
+            grow = math.sqrt(entry.min_pixels / (width * height))
+            squares = [math.ceil(side * grow / factor) for side in (width, height)]
+    return squares[0] * factor, squares[1] * factor
 
 
 def pixels_in_worker(data: bytes, most: int, entry: VisionEntry) -> tuple[tuple[int, int], str]:

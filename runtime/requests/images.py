@@ -62,6 +62,11 @@ class Image:
         """Rows and columns of tokens."""
         return self.rows // self.entry.merge_size, self.columns // self.entry.merge_size
 
+    @property
+    def prompt_tokens(self) -> list[int]:
+        """The tokens of a prompt that stand for the image."""
+        return self.entry.prompt_tokens(*self.grid)
+
 
 class PromptImages:
     """The images of a prompt and where their tokens are.
@@ -77,28 +82,35 @@ class PromptImages:
             has run. Row 1 is the first one of the first image.
     """
 
-    def __init__(self, images: Sequence[Image], starts: Sequence[int], tokens: int) -> None:
+    def __init__(self, images: Sequence[Image], starts: Sequence[int], ids: Sequence[int]) -> None:
         self.images = tuple(images)
-        self.spans = [(start, start + image.tokens, image.digest) for start, image in zip(starts, images, strict=True)]
-        self.positions = np.zeros((3, tokens), np.int64)
-        self.rows = np.zeros(tokens, np.int64)
-        self.ends = np.zeros(tokens, np.int64)
-        both_ways = [image.entry.both_ways for image in images]
-        self.whole = [(begin, end) for (begin, end, _), spans in zip(self.spans, both_ways, strict=True) if spans]
-        for begin, end in self.whole:
-            self.ends[begin:end] = end
+        self.positions = np.zeros((3, len(ids)), np.int64)
+        self.rows = np.zeros(len(ids), np.int64)
+        self.ends = np.zeros(len(ids), np.int64)
+        self.spans: list[tuple[int, int, bytes]] = []
+        self.whole: list[tuple[int, int]] = []
         self.states: Sequence[torch.Tensor] | None = None
         end, following, row = 0, 0, 1  # of the last image; the position and the row after it
-        for (start, stop, _), image in zip(self.spans, images, strict=True):
+        for start, image in zip(starts, images, strict=True):
+            stop = start + len(image.prompt_tokens)
+            self.spans.append((start, stop, image.digest))
+            if image.entry.both_ways:
+                self.whole.append((start, stop))
+                self.ends[start:stop] = stop
             self.positions[:, end:start] = following + np.arange(start - end)
             following += start - end
-            height, width = image.grid
             in_image = np.arange(image.tokens)
-            self.positions[:, start:stop] = following + np.stack([0 * in_image, in_image // width, in_image % width])
-            self.rows[start:stop] = row + in_image
-            following += max(height, width) if image.entry.position_rows else image.tokens
+            self.rows[start:stop][np.array(image.prompt_tokens) == image.entry.image_token] = row + in_image
+            if image.entry.position_rows:
+                height, width = image.grid
+                at = np.stack([0 * in_image, in_image // width, in_image % width])
+                self.positions[:, start:stop] = following + at
+                following += max(height, width)
+            else:
+                self.positions[:, start:stop] = following + np.arange(stop - start)
+                following += stop - start
             end, row = stop, row + image.tokens
-        self.positions[:, end:] = following + np.arange(tokens - end)
+        self.positions[:, end:] = following + np.arange(len(ids) - end)
         self.shift = following - end
 
     def states_of(self, first: int, last: int) -> list[torch.Tensor]:
@@ -112,9 +124,9 @@ class PromptImages:
         return parts
 
 
-def expanded(ids: Sequence[int], images: Sequence[Image], token: int) -> tuple[list[int], PromptImages]:
-    """Repeat the ``token`` of each image as often as the image has tokens. Raises BadRequest for another number."""
-    places = [at for at, prompt_id in enumerate(ids) if prompt_id == token]
+def expanded(ids: Sequence[int], images: Sequence[Image], entry: VisionEntry) -> tuple[list[int], PromptImages]:
+    """Write all tokens of each image in place of its one. Raises BadRequest for another number of images."""
+    places = [at for at, prompt_id in enumerate(ids) if prompt_id == entry.image_token]
     if len(places) != len(images):
         raise BadRequest(
             f"messages: the chat template must write one image token per image, it wrote {len(places)} for "
@@ -122,15 +134,16 @@ def expanded(ids: Sequence[int], images: Sequence[Image], token: int) -> tuple[l
         )
     if places and places[-1] == len(ids) - 1:
         raise BadRequest("messages: text must follow an image, the chat template writes none; add a text")
+    before, after = ([] if token is None else [token] for token in (entry.image_begin, entry.image_end))
     result: list[int] = []
     starts, begin = [], 0
     for place, image in zip(places, images, strict=True):
-        result += ids[begin:place]
+        result += [*ids[begin:place], *before]
         starts.append(len(result))
-        result += [token] * image.tokens
+        result += [*image.prompt_tokens, *after]
         begin = place + 1
     result += ids[begin:]
-    return result, PromptImages(images, starts, len(result))
+    return result, PromptImages(images, starts, result)
 
 
 @dataclass(frozen=True)
@@ -152,13 +165,12 @@ class ImageReader:
         self._low = entry.model_copy(update={"max_pixels": max(entry.min_pixels, min(entry.max_pixels, _LOW_PIXELS))})
         self._options = options
         self._media = MediaFetcher.of(options)
-        tokens = entry.image_begin, entry.image_token, entry.image_end
-        self._begin, image, end = ("" if token is None else tokenizer.id_to_token(token) for token in tokens)
-        self._around = f"\n\n{self._begin}{image}{end}\n\n"
+        tokens = entry.template_token, entry.image_token
+        self._written, self._image = (None if token is None else tokenizer.id_to_token(token) for token in tokens)
 
     def with_image_tokens(self, text: str) -> str:
-        """Return the ``text`` of a chat template with the tokens that it leaves to the processor (Gemma 3)."""
-        return text.replace(self._begin, self._around) if self._begin else text
+        """Return the ``text`` of a chat template with an image token for each image (VisionEntry.template_token)."""
+        return text if self._written is None else text.replace(self._written, f"\n\n{self._image}\n\n")
 
     def take(self, messages: Sequence[Any]) -> tuple[list[Any], list[ImageSource]]:
         """Return messages with ``{"type": "image"}`` in place of each image, and the images as they were sent.

@@ -161,10 +161,10 @@ class PromptReader:
                     f"{len(images)} of {len(sources)} were read; send fewer or smaller ones"
                 )
             images.append(self._images.read(source, in_worker))
-            tokens += images[-1].tokens - 1
+            tokens += len(images[-1].prompt_tokens) - 1
             if tokens > self._limit:  # before the next image needs memory
                 raise self._too_long(tokens)
-        return expanded(ids, images, self._images.entry.image_token)
+        return expanded(ids, images, self._images.entry)
 
     def _encode_messages(self, chat: Chat, messages: Any, in_worker: InWorker) -> list[int]:
         tools, variables = chat.tools, chat.chat_template_kwargs

@@ -361,20 +361,6 @@ def test_a_target_of_fewer_bits_reads_images_under_drafts(target: Path, tmp_path
             assert [output.token_ids for output in drafted.outputs] == [output.token_ids for output in alone.outputs]
 
 
-@pytest.mark.parametrize("kind", ["qwen3_vl_moe", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe"])
-def test_other_families_read_images(tmp_path: Path, kind: str) -> None:
-    folder = tiny_vision(tmp_path / "target", kind)
-    model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
-    with LLM(bundle(tmp_path, folder, "family", drafting=NGRAM)) as llm:
-        messages = asked("an" * 40, picture(1), "see ", picture(2, 90, 20), " and the end")
-        for cached in (False, True):
-            result = llm.chat(messages, GREEDY)
-            assert (result.num_cached_tokens > 0) is cached
-            images = [picture(1), picture(2, 90, 20)]
-            expected = expected_logprobs(model, result.prompt_token_ids, result.token_ids, images)
-            require_equal_logprobs(result, expected)
-
-
 def test_an_mtp_layer_drafts_after_images(tmp_path: Path) -> None:
     folder = tiny_vision(tmp_path / "target", "qwen3_5")
     add_mtp(folder)

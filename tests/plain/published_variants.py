@@ -61,7 +61,7 @@ PUBLISHED = {
         lambda spec: [spec.heads_of(layer) for layer in (0, 4)] == [Heads(8, 1, 256), Heads(8, 1, 512)]
         and [spec.cache_of(layer) for layer in (14, 15, 19, 34)] == [14, 13, 14, 14]
         and [spec.intermediate_of(layer) for layer in (14, 15)] == [6144, 12288]
-        and spec.variants.inputs == LayerInputs(256, 262144)
+        and spec.variants.inputs == LayerInputs(256, 262144, 0)
         and [spec.rope_of(layer).rotated for layer in (0, 4)] == [256, 512],
     ),
     "gemma-4-31B-it": (

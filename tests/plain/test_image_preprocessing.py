@@ -1,6 +1,7 @@
 """Images become the numbers that transformers' image processor makes of them."""
 
 import random
+from functools import cache
 from io import BytesIO
 
 import numpy as np
@@ -11,6 +12,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers.image_utils import load_image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tandemrt.engines.contract.vision import VisionEntry
@@ -21,16 +24,12 @@ from tandemrt.runtime.requests.vision import tower_inputs
 
 ENTRY = VisionEntry(
     image_token=1,
-    image_begin=None,
-    image_end=None,
     position_rows=3,
-    both_ways=False,
     patch_values=1,
     patch_size=16,
     merge_size=2,
     grid_side=48,
-    window_side=0,
-    side=None,
+    resize="bounds",
     min_pixels=32 * 32 * 4,
     max_pixels=1 << 18,
     resample="bicubic",
@@ -45,9 +44,29 @@ PROCESSOR = Qwen2VLImageProcessorPil(
     image_mean=list(ENTRY.mean),
     image_std=list(ENTRY.std),
 )
-SQUARE = ENTRY.model_copy(update={"side": 224, "resample": "bilinear", "merge_size": 1})
+SQUARE = ENTRY.model_copy(
+    update={"resize": "square", "min_pixels": 224**2, "max_pixels": 224**2, "resample": "bilinear", "merge_size": 1}
+)
 SQUARE_PROCESSOR = Gemma3ImageProcessorPil(
     size={"height": SQUARE.side, "width": SQUARE.side}, image_mean=list(ENTRY.mean), image_std=list(ENTRY.std)
+)
+FILLED = ENTRY.model_copy(
+    update={
+        "resize": "fill",
+        "merge_size": 3,
+        "min_pixels": 1,
+        "max_pixels": 70 * 48**2,
+        "mean": (0,) * 3,
+        "std": (1,) * 3,
+    }
+)
+FILLED_PROCESSOR = Gemma4ImageProcessorPil(max_soft_tokens=70)
+EDGED = ENTRY.model_copy(update={"resize": "edge", "min_pixels": 1, "max_pixels": 256**2})
+EDGED_PROCESSOR = PixtralImageProcessorPil(
+    size={"longest_edge": 256},
+    patch_size={"height": 32, "width": 32},
+    image_mean=list(ENTRY.mean),
+    image_std=list(ENTRY.std),
 )
 FORMAT_BY_MODE = {
     "RGB": "PNG",
@@ -65,6 +84,7 @@ FORMAT_BY_MODE = {
 SIZES = ((1, 1), (1, 150), (199, 1), (31, 33), (2, 300), (4000, 3000))  # of the first images
 
 
+@cache
 def image_file(seed: int) -> bytes:
     draw = random.Random(seed)
     size = SIZES[seed] if seed < len(SIZES) else (draw.randint(1, 400), draw.randint(20, 400))
@@ -122,9 +142,36 @@ def test_pixels_equal_those_of_transformers(seed: int) -> None:
 def test_pixels_of_a_square_equal_those_of_transformers(seed: int) -> None:
     data = image_file(seed)
     (expected,) = SQUARE_PROCESSOR(images=[as_transformers_reads(data)], return_tensors="np")["pixel_values"]
-    side, grid = SQUARE.patch_size, SQUARE.side // SQUARE.patch_size
-    patches = expected.reshape(3, grid, side, grid, side).transpose(1, 3, 0, 2, 4).reshape(grid**2, -1)
-    np.testing.assert_allclose(pixels_of(data, SQUARE), patches, atol=1e-6)
+    np.testing.assert_allclose(pixels_of(data, SQUARE), in_patches(expected, SQUARE), atol=1e-6)
+
+
+def in_patches(colours: np.ndarray, entry: VisionEntry) -> np.ndarray:
+    """Cut ``colours`` [3, height, width] into patches, square by square."""
+    side, merge = entry.patch_size, entry.merge_size
+    rows, columns = (length // entry.factor for length in colours.shape[1:])
+    squares = colours.reshape(3, rows, merge, side, columns, merge, side)
+    return squares.transpose(1, 4, 2, 5, 0, 3, 6).reshape(-1, 3 * side**2)
+
+
+@pytest.mark.parametrize("seeds", [range(25), range(25, 50)])
+def test_pixels_of_a_filled_size_equal_those_of_transformers(seeds: range) -> None:
+    side = FILLED.patch_size
+    for seed in seeds:
+        data = image_file(seed)
+        read = FILLED_PROCESSOR(images=[as_transformers_reads(data)], return_tensors="np")
+        patches, places = read["pixel_values"][0], read["image_position_ids"][0]
+        columns, rows = places.max(axis=0) + 1
+        grid = patches[: rows * columns].reshape(rows, columns, side, side, 3)  # a pixel's colours are neighbours
+        colours = grid.transpose(4, 0, 2, 1, 3).reshape(3, rows * side, columns * side)
+        np.testing.assert_allclose(pixels_of(data, FILLED), in_patches(colours, FILLED), atol=1e-6)
+
+
+@pytest.mark.parametrize("seeds", [range(25), range(25, 50)])
+def test_pixels_up_to_an_edge_equal_those_of_transformers(seeds: range) -> None:
+    for seed in seeds:
+        data = image_file(seed)
+        (colours,) = EDGED_PROCESSOR(images=[as_transformers_reads(data)], return_tensors="np")["pixel_values"]
+        np.testing.assert_allclose(pixels_of(data, EDGED), in_patches(colours, EDGED), atol=1e-6)
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
