@@ -28,6 +28,7 @@ from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, clipped
+from tandemrt.engines.validation.system_errors import system_advice
 from tandemrt.export.bundle.gguf import with_unpacked_gguf
 from tandemrt.export.bundle.graphs import further_ranks, graphs
 from tandemrt.export.bundle.kernels import compile_into, kernels_for
@@ -91,7 +92,8 @@ def build(
     try:
         return _build(recipe, out, force=force, clock=_Clock(progress), compiling=compiling)
     except OSError as error:  # a full disk, a checkpoint that disappears
-        why = f"{clipped(error.filename)}: {error.strerror or error}"
+        where = clipped(error.filename or out)  # a failed write does not name its file
+        why = f"{where}: {system_advice(error) or error.strerror or error}"
         raise BadBundle(f"nothing was built: a file cannot be read or written: {why}. Build it again") from error
 
 
