@@ -9,7 +9,9 @@ import numpy.typing as npt
 CHUNK = 128  # consecutive inputs of one output, stored as four runs of 32
 GROUP_SIZES = (32, 64, 128)  # inputs that share a scale
 _AT_ONCE = 4  # scales, and zero points, that a kernel reads with one load
-_PAIRS = np.array([byte & 15 | byte >> 4 << 8 for byte in range(256)], "<u2")  # both integers of a byte, a byte each
+_ROWS_AT_ONCE = 64  # of a matrix: its 64-bit words and what they become fit in a cache
+_EVEN_BYTES = np.uint64(0x000F000F000F000F)
+_TOGETHER = np.uint64(1 << 48 | 1 << 36 | 1 << 24 | 1 << 12)  # times the even bytes: their four integers from bit 48 on
 
 
 def padded_inner(inner: int) -> int:
@@ -29,9 +31,13 @@ def in_tiles(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     of each run of 32 comes first, then the second word of each run, and so on. The four threads that share an output in
     a tensor core's tile therefore read 16 bytes each and always work on the same run.
     """
-    words = integers.reshape(len(integers), -1, 4, 4, 4, 2)  # chunk, run, word, pair, input
-    ordered = words.transpose(0, 1, 3, 2, 5, 4).reshape(len(integers), -1, 2)
-    packed: npt.NDArray[np.uint8] = ordered[:, :, 0] | ordered[:, :, 1] << np.uint8(4)
+    packed = np.empty((len(integers), integers.shape[1] // 2), np.uint8)
+    for start in range(0, len(integers), _ROWS_AT_ONCE):
+        eights = np.ascontiguousarray(integers[start : start + _ROWS_AT_ONCE]).view("<u8")
+        even = (eights & _EVEN_BYTES) * _TOGETHER >> np.uint64(48)
+        odd = (eights >> np.uint64(8) & _EVEN_BYTES) * _TOGETHER >> np.uint64(48)
+        words = (even | odd << np.uint64(16)).astype("<u4").reshape(len(eights), -1, 4, 4)  # chunk, run, word
+        packed[start : start + _ROWS_AT_ONCE] = words.swapaxes(2, 3).reshape(len(eights), -1).view(np.uint8)
     return packed
 
 
@@ -43,5 +49,6 @@ def from_tiles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 def unpacked(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Return the 4-bit integers of uint8 [..., bytes], one per byte: [..., 2 * bytes], the low half of a byte first."""
-    integers: npt.NDArray[np.uint8] = _PAIRS[packed].view(np.uint8)
+    pairs = packed.astype("<u2", order="C")
+    integers: npt.NDArray[np.uint8] = ((pairs | pairs << np.uint16(4)) & np.uint16(0x0F0F)).view(np.uint8)
     return integers

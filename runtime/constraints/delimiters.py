@@ -7,6 +7,9 @@ look-up. The state is a node index, so a lookahead copies one integer.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from struct import pack
+
+import numpy as np
 
 from tandemrt.engines.text.vocabulary import Vocabulary
 
@@ -53,7 +56,7 @@ class DelimiterMatcher:
             node.closes, node.ends = closing, not closing.implicit
         self._number_prefixes(start, [closing.symbols for closing in closings])
         self.first = frozenset(self.nodes[ROOT].next)  # the first symbols of all delimiters
-        self._never_begin: set[int] = set()  # cache of `cannot_begin_delimiter`
+        self._may_begin = bytearray(b"\1") * len(vocabulary.tokens)  # by token; what no text had before, may
         self._complete()
         self._vocabulary = vocabulary
         self._start = start
@@ -68,36 +71,46 @@ class DelimiterMatcher:
         closing it. An implicit end closes an open block. Outside a block it is ordinary text, as in a template that
         describes tools. The token that completes a start delimiter is not a reasoning token.
         """
-        nodes, never_begin, symbols_of = self.nodes, self._never_begin, self._vocabulary.symbols
-        if never_begin.issuperset(prompt):
+        nodes, symbols_of, length = self.nodes, self._vocabulary.symbols, len(prompt)
+        beginnings = self._beginnings(prompt)
+        if not beginnings:
             return PromptReading(None, ROOT, 0)
         block_open: bool | None = None
-        node, spent = ROOT, 0
+        node, spent, position = ROOT, 0, 0
         tail: tuple[int, ...] = ()
-        for token in prompt:
-            if node == ROOT and (token in never_begin or self.cannot_begin_delimiter(token)):
-                spent, tail = spent + 1, ()
-                continue
-            within, symbols = block_open, symbols_of(token)
-            for symbol in symbols:
-                node = nodes[node].next.get(symbol, ROOT)
-                here = nodes[node]
-                if here.closes if block_open else here.ends and not here.opens:
-                    block_open, within, node = False, False, ROOT
-                elif here.opens:
-                    block_open, within, node, spent, tail = True, False, ROOT, 0, ()
-            if within:
-                spent, tail = spent + 1, last_tokens_covering((*tail, len(symbols)), nodes[node].close_prefix)
+        for begin in beginnings:
+            if begin > position:  # the tokens between lead from ROOT to ROOT
+                spent, tail, position = spent + begin - position, (), begin
+            while position == begin or (node != ROOT and position < length):
+                within, symbols = block_open, symbols_of(prompt[position])
+                position += 1
+                for symbol in symbols:
+                    node = nodes[node].next.get(symbol, ROOT)
+                    here = nodes[node]
+                    if here.closes if block_open else here.ends and not here.opens:
+                        block_open, within, node = False, False, ROOT
+                    elif here.opens:
+                        block_open, within, node, spent, tail = True, False, ROOT, 0, ()
+                if within:
+                    spent, tail = spent + 1, last_tokens_covering((*tail, len(symbols)), nodes[node].close_prefix)
+        if position < length:
+            spent, tail = spent + length - position, ()
         return PromptReading(block_open, node, spent if block_open else 0, tail if block_open else ())
 
     def cannot_begin_delimiter(self, token: int) -> bool:
         """Return whether ``token`` contains no first symbol of a delimiter, so that it leads from ROOT to ROOT."""
-        if token in self._never_begin:
+        if not self._may_begin[token]:
             return True
         if not self.first.isdisjoint(self._vocabulary.symbols(token)):
             return False
-        self._never_begin.add(token)
+        self._may_begin[token] = False
         return True
+
+    def _beginnings(self, prompt: Sequence[int]) -> list[int]:
+        """Return the places of the tokens that may begin a delimiter."""
+        ids = np.frombuffer(pack(f"{len(prompt)}q", *prompt), np.int64)  # faster than from the list
+        places = np.flatnonzero(np.frombuffer(self._may_begin, np.bool_)[ids]).tolist()
+        return [place for place in places if not self.cannot_begin_delimiter(prompt[place])]
 
     def closing(self, node: int) -> frozenset[int]:
         """Return the tokens that may complete an end delimiter after ``node``; no other token completes one."""

@@ -26,6 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from tandemrt.engines.contract.calls import NO_PROMPTS
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.caches.kv_cache import KVCacheManager
 from tandemrt.runtime.device.buffers import Buffer, replace_drafts, write_drafts
 from tandemrt.runtime.device.streams import HostCopy, Streams
@@ -104,6 +105,7 @@ class EngineLoop:
         target.on_failure(scheduler.fail)
         target.end_waits(scheduler.overdue)
         self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
+        self._runs_ahead = not device_of(streams.device).on_host  # a step enqueues work and returns
         self._served = False  # whether a request was in a slot during the last step
 
     @property
@@ -113,6 +115,14 @@ class EngineLoop:
 
     def step(self) -> None:
         """Run one round and commit the round before it."""
+        if self._last is None and self._runs_ahead:  # the device waits for this step
+            self.scheduler.gather(self.planner.chunk)
+            with self.scheduler.arrivals.preparing():
+                self._step()
+        else:
+            self._step()
+
+    def _step(self) -> None:
         started, prefilled = time.perf_counter(), self.metrics.prefilled
         self._served = len(self.slots) > 0
         self._end_requests()

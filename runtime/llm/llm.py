@@ -229,12 +229,13 @@ class LLM:
         """
         self._loop_thread.require_usable(waits=False)
         sender = Client(client) if isinstance(client, str) else client
-        queued = self._admit(prompt, params, listener, client=sender, streams=streams)
-        self._admission.hold_images(queued[0].request)
-        for waiting in queued:
-            if traced and waiting.request.trace is None:
-                waiting.request.trace = RequestTrace()
-        self._loop_thread.submit(*queued, block=False)
+        with self._scheduler.arrivals.admitting():
+            queued = self._admit(prompt, params, listener, client=sender, streams=streams)
+            self._admission.hold_images(queued[0].request)
+            for waiting in queued:
+                if traced and waiting.request.trace is None:
+                    waiting.request.trace = RequestTrace()
+            self._loop_thread.submit(*queued, block=False)
         return queued[0].request
 
     def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True, client: Client = UNNAMED) -> list[int]:

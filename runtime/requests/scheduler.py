@@ -8,6 +8,7 @@ from itertools import chain, islice, takewhile
 from typing import NamedTuple
 
 from tandemrt.engines.validation.errors import Closed, InternalError, QueueFull, named
+from tandemrt.runtime.requests.arrivals import Arrivals
 from tandemrt.runtime.requests.request import Finish, Request
 from tandemrt.runtime.requests.running import DroppedRequest, QueuedRequest, RunningRequest
 from tandemrt.runtime.requests.slots import PendingValidations, Slots
@@ -29,6 +30,7 @@ class Scheduler:
 
     Attributes:
         validations: requests that left their slots and wait for their text to be validated.
+        arrivals: requests on their way into the queue.
     """
 
     def __init__(self, slots: int, queue_limit: int) -> None:
@@ -41,6 +43,7 @@ class Scheduler:
         self._joining: list[QueuedRequest] = []  # waiting requests that are joining a slot right now
         self._displaced: list[DroppedRequest] = []  # left a full queue, and were not notified yet
         self.validations = PendingValidations(self.wake)
+        self.arrivals = Arrivals()
         self._fair_queue = FairQueue()
         self._changed = threading.Condition()
         self._closed = False
@@ -68,6 +71,7 @@ class Scheduler:
             InternalError: the engine loop has ended with an error, also while this call waits.
         """
         request = requests[0].request
+        compiling = [each.constraints for each in requests if not each.constraints.done()]
         with self._changed:
             self._submissions.append(requests)
             try:
@@ -86,14 +90,18 @@ class Scheduler:
             finally:
                 self._submissions.remove(requests)
                 self._changed.notify_all()
-        for each in requests:
-            each.constraints.add_done_callback(lambda _: self.wake())
+        for constraints in compiling:
+            constraints.add_done_callback(lambda _: self.wake())
         requests[0].prepare()
 
     def wake(self) -> None:
         """Let ``wait_for_work`` check again, for example after a grammar compiled or a request was cancelled."""
         with self._changed:
             self._changed.notify_all()
+
+    def gather(self, prompt_tokens: int) -> None:
+        """Wait for requests that are being admitted, until the queue has ``prompt_tokens`` tokens. See Arrivals."""
+        self.arrivals.gather(lambda: sum(len(each.request.prompt) for each in self._waiting) >= prompt_tokens)
 
     def join_ready(self, slots: Slots, prompt_tokens: int) -> JoinedRequests:
         """Let ready requests join free slots, in fair order; a request whose grammar compiles delays no other.

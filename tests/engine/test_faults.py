@@ -13,6 +13,7 @@ import pytest
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.validation.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.text import Detokenizer, TextStream
 from tests.waiting import PATIENCE_S, eventually
@@ -135,6 +136,30 @@ def test_the_loop_outlives_a_step_in_which_a_request_and_then_an_engine_fails(
     assert llm.generate("a", endless(max_tokens=9)).token_ids == expected.token_ids
 
 
+def test_the_loop_outlives_a_round_that_fails_after_its_last_request_was_cancelled(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The round is in flight when its request leaves, so the engine's error ends no request."""
+    expected = llm.generate("a", endless(max_tokens=9))
+    request, done = Future[Request](), Future[RequestOutput]()
+    cancelled = threading.Event()
+
+    def listen(item: StreamOutput) -> None:
+        if item.output is not None:
+            done.set_result(item.output)
+        elif not cancelled.is_set():
+            llm.cancel(request.result(PATIENCE_S))
+            cancelled.set()
+
+    with monkeypatch.context() as patched:
+        fail_when(patched, llm.loop._stages, "fetch", lambda *_: cancelled.is_set(), RuntimeError("the engine"))
+        request.set_result(llm.submit("a", endless(), listen))
+        assert done.result(PATIENCE_S).finish_reason == "cancelled"
+        assert eventually(lambda: "a round failed" in caplog.text)
+        assert eventually(lambda: in_order(llm))
+    assert llm.generate("a", endless(max_tokens=9)).token_ids == expected.token_ids
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_engine_error_ends_the_requests_of_its_round_and_later_ones_run(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]
@@ -215,6 +240,23 @@ def test_a_dead_loop_fails_waiting_and_later_requests(
             llm.generate("later", endless())
         assert llm.metrics.finished == {"error": 5}
         assert "the loop has ended" in caplog.text
+
+
+@pytest.mark.parametrize("served", [False, True])
+def test_a_step_that_fails_while_no_slot_is_taken_ends_the_loop(
+    tiny_bundle: Path, monkeypatch: pytest.MonkeyPatch, served: bool
+) -> None:
+    """No request can be blamed, also if one ran before: the next step would fail as well."""
+    with LLM(tiny_bundle, threads=1) as llm:
+        if served:
+            llm.generate("before", endless(max_tokens=2))
+        failed: list[bool] = []
+        fail_when(
+            monkeypatch, llm.loop, "_end_requests", lambda: not failed and not failed.append(True), RuntimeError("once")
+        )
+        assert sent(llm, "queued", endless(max_tokens=2)).result(PATIENCE_S).error == "RuntimeError: once"
+        with pytest.raises(InternalError, match="the loop has ended"):
+            llm.generate("later", endless(max_tokens=2))
 
 
 def test_a_listener_may_close_and_submit_but_not_generate(tiny_bundle: Path) -> None:

@@ -1,6 +1,7 @@
 """Rounds are planned first, their steps follow a schedule, and prompts are processed one chunk per round."""
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +23,13 @@ from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.planner import RoundPlanner, plan_round
 from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.arrivals import Arrivals
 from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.round import Round, VerifiedRound
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
 from tests.plain.requests import ids, make_queued
+from tests.waiting import PATIENCE_S
 
 SLOTS, WINDOW, CHUNK = 8, 4, 16
 CPU = torch.device("cpu")
@@ -337,6 +340,25 @@ def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only
     done.clear()
     loop.step()
     assert (done, streams.waits) == ([], 4)
+
+
+@pytest.mark.parametrize("runs_ahead", [True, False])
+def test_a_burst_shares_the_first_round_of_an_idle_device(runs_ahead: bool) -> None:
+    """On a CPU a step computes, and does not wait for requests that are being admitted."""
+    target: Any = FakeTarget()
+    scheduler = Scheduler(SLOTS, SLOTS)
+    scheduler.arrivals = Arrivals(gather_s=PATIENCE_S)
+    loop = make_loop(target, FakeDrafter(), scheduler, Streams(CPU), Metrics(accepted=[0] * WINDOW), overlap=True)
+    loop._runs_ahead = runs_ahead
+    with ThreadPoolExecutor(1) as executor:
+        with scheduler.arrivals.admitting():
+            scheduler.submit(make_queued(), block=False)
+            step = executor.submit(loop.step)
+            if not runs_ahead:
+                step.result(PATIENCE_S)
+            scheduler.submit(make_queued(), block=False)
+        step.result(PATIENCE_S)
+    assert len(loop.slots) == (2 if runs_ahead else 1)
 
 
 @pytest.mark.parametrize(("max_length", "verified"), [(None, WINDOW), (4, 2), (3, 1), (2, 0)])

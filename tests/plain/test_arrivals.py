@@ -1,0 +1,87 @@
+"""Bursts: the loop waits for requests that are being admitted, and they wait while it prepares a round."""
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from tandemrt.runtime.requests.arrivals import Arrivals
+from tests.waiting import PATIENCE_S, eventually
+
+NEVER_S = 10 * PATIENCE_S
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as executor:
+        yield executor
+
+
+def test_without_admissions_the_loop_does_not_wait() -> None:
+    Arrivals(gather_s=NEVER_S).gather(lambda: False)
+
+
+def test_the_loop_waits_until_the_last_request_is_admitted(threads: ThreadPoolExecutor) -> None:
+    arrivals = Arrivals(gather_s=NEVER_S)
+    with arrivals.admitting():
+        with arrivals.admitting():
+            gathered = threads.submit(arrivals.gather, lambda: False)
+        time.sleep(0.01)
+        assert not gathered.done()
+    gathered.result(PATIENCE_S)
+
+
+def test_the_loop_waits_for_no_more_than_it_needs(threads: ThreadPoolExecutor) -> None:
+    arrivals, enough = Arrivals(gather_s=NEVER_S), threading.Event()
+    with arrivals.admitting():
+        gathered = threads.submit(arrivals.gather, enough.is_set)
+        time.sleep(0.01)
+        assert not gathered.done()
+        enough.set()
+        gathered.result(PATIENCE_S)
+
+
+def test_a_slow_admission_delays_the_loop_for_a_bounded_time() -> None:
+    arrivals = Arrivals(gather_s=0.01)
+    with arrivals.admitting():
+        arrivals.gather(lambda: False)
+
+
+def test_a_failed_admission_ends() -> None:
+    arrivals = Arrivals(gather_s=NEVER_S)
+    with pytest.raises(ValueError, match="bad"), arrivals.admitting():
+        raise ValueError("bad")
+    arrivals.gather(lambda: False)
+
+
+def test_admissions_wait_while_the_loop_prepares(threads: ThreadPoolExecutor) -> None:
+    arrivals, began = Arrivals(give_way_s=NEVER_S), threading.Event()
+
+    def admit() -> None:
+        with arrivals.admitting():
+            began.set()
+
+    with arrivals.preparing():
+        admission = threads.submit(admit)
+        assert not began.wait(0.01)
+    admission.result(PATIENCE_S)
+
+
+def test_a_long_step_delays_admissions_for_a_bounded_time() -> None:
+    arrivals, admitted = Arrivals(give_way_s=0.01), threading.Event()
+
+    def admit() -> None:
+        with arrivals.admitting():
+            admitted.set()
+
+    with arrivals.preparing(), ThreadPoolExecutor(1) as executor:
+        executor.submit(admit)
+        assert eventually(admitted.is_set)
+
+
+def test_a_listener_in_the_loops_thread_admits_at_once() -> None:
+    arrivals = Arrivals(give_way_s=NEVER_S)
+    with arrivals.preparing(), arrivals.admitting():
+        pass
