@@ -75,7 +75,7 @@ def _file_routes(files: FileStore, batches: BatchStore, config: ServerConfig) ->
         async with uploads.read(request) as file:
             size, name = file.size or 0, file.filename or "file"
             stored = await run_in_threadpool(files.add, owner_of(request), name, file.file, size)
-            return json_response(stored.card(), 200)
+            return json_response(stored.card())
 
     @router.get("")
     async def files_of_key(request: Request) -> Response:
@@ -86,7 +86,7 @@ def _file_routes(files: FileStore, batches: BatchStore, config: ServerConfig) ->
 
     @router.get("/{file_id}")
     async def card(request: Request, file_id: str) -> Response:
-        return json_response(files.records.find(owner_of(request), file_id).card(), 200)
+        return json_response(files.records.find(owner_of(request), file_id).card())
 
     @router.get("/{file_id}/content")
     async def content(request: Request, file_id: str) -> Response:
@@ -100,7 +100,7 @@ def _file_routes(files: FileStore, batches: BatchStore, config: ServerConfig) ->
             if batch.input_file_id == file.id and not batch.ended:
                 raise BadRequest(f"the file is the input of {batch.id}, which is {batch.status}; cancel that first")
         files.remove(file)
-        return json_response({"id": file.id, "object": "file", "deleted": True}, 200)
+        return json_response({"id": file.id, "object": "file", "deleted": True})
 
     return router
 
@@ -120,7 +120,7 @@ def _batch_routes(files: FileStore, batches: BatchStore, worker: BatchWorker, co
             )
         batch = batches.add(file, new.endpoint, new.metadata)
         worker.wake()
-        return json_response(batch.card(), 200)
+        return json_response(batch.card())
 
     @router.get("")
     async def batches_of_key(request: Request) -> Response:
@@ -129,12 +129,12 @@ def _batch_routes(files: FileStore, batches: BatchStore, worker: BatchWorker, co
 
     @router.get("/{batch_id}")
     async def card(request: Request, batch_id: str) -> Response:
-        return json_response(batches.records.find(owner_of(request), batch_id).card(), 200)
+        return json_response(batches.records.find(owner_of(request), batch_id).card())
 
     @router.post("/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Response:
         batch = batches.records.find(owner_of(request), batch_id)
-        return json_response(worker.cancel(batch).card(), 200)
+        return json_response(worker.cancel(batch).card())
 
     return router
 
@@ -185,6 +185,5 @@ def _page(request: Request, cards: list[dict[str, Any]], default: int, most: int
             "first_id": page[0]["id"] if page else None,
             "last_id": page[-1]["id"] if page else None,
             "has_more": len(cards) > first + limit,
-        },
-        200,
+        }
     )

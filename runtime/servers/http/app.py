@@ -229,7 +229,7 @@ async def _convert(
 
         def converted() -> Response:
             fields = parse_json(body)
-            return json_response(convert(fields, models.requested(fields)[1], client), 200)
+            return json_response(convert(fields, models.requested(fields)[1], client))
 
         response: Response = await asyncio.wrap_future(state.threads.submit(client, converted))
         return response

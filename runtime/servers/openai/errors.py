@@ -120,7 +120,7 @@ def error_response(
     return json_response(body(error), status_of(error).status, error_headers(error) | dict(headers or {}))
 
 
-def json_response(body: Any, status: int, headers: Mapping[str, str] | None = None) -> Response:
+def json_response(body: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return ``body`` as JSON."""
     # In ASCII, because quoted values may contain lone surrogates, which UTF-8 cannot encode.
     return Response(json.dumps(body), status, headers, media_type="application/json")
