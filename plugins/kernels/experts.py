@@ -20,7 +20,7 @@ from tandemrt.plugins.kernels.tensors import check
 from tandemrt.plugins.operators.constants import HIDDEN_MULTIPLE, MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, WIDTH_MULTIPLE
 from tandemrt.plugins.operators.launch import Call, Context
 
-_GATES, _OUTPUTS = 8, 32  # outputs of one work unit: of the gate matmul, and of the down matmul
+_OUTPUTS = 32  # of one work unit of the down matmul
 _THREADS, _AT_ONCE = 256, 2  # threads per block; blocks per SM
 _RING = 4 * 4 * _THREADS * 16  # bytes of shared memory for the weight pipeline of a block
 _LEAST = 1024  # pairs that the workspace always has room for
@@ -58,7 +58,7 @@ class EmptyCall:
 class ExpertWeights:
     """The weights of experts of ``width`` values, as the kernels of ``file`` take them: tensors and numbers.
 
-    ``kind`` precedes the dtype in the names of these kernels.
+    ``kind`` precedes the dtype in the names of these kernels. ``gates``: of one work unit of the gate matmul.
     """
 
     gate_up: tuple[Any, ...]
@@ -66,6 +66,7 @@ class ExpertWeights:
     width: int
     file: str = "experts"
     kind: str = ""
+    gates: int = 8
 
 
 class ExpertsCall:
@@ -106,7 +107,7 @@ class ExpertsCall:
             *routes.launches(module, logits, chosen, tensors.get("expert_factors")),
             out(
                 "gate_up",
-                width // _GATES,
+                width // weights.gates,
                 x,
                 *weights.gate_up,
                 *routing,

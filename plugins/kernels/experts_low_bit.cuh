@@ -8,6 +8,7 @@
 template <class Format_>
 struct Streamed : Format_ {
     static constexpr int PARTS = 2 / Format_::LOADS;  // chunks of 128 inputs in one of the stream
+    static constexpr int GATE_SPLIT = 4;
     static __device__ __forceinline__ int vectors(int inner) { return 4 * Format_::LOADS * chunks_of(inner); }
 };
 
@@ -47,13 +48,21 @@ struct Scales<Streamed<Format>> {
     }
 };
 
+// Rows are loaded with the chunk that they are multiplied with: there are no registers for more.
+template <class Format>
+struct Ahead<Streamed<Format>> {
+    template <class Weights>
+    __device__ __forceinline__ void load(const Weights&, const uint4*, int) {}
+};
+
 // As for unquantized weights. A number or the sum of a group is multiplied by its scale, so no weight is rounded.
 template <class Format, int TILES, class Weights>
 __device__ __forceinline__ void multiply(Weights& weights, Scales<Streamed<Format>>& scales, Outputs outputs,
-                                         Outputs following, const uint4* const (&rows)[TILES], int tiles,
-                                         Sums<typename Format::T> (&sums)[TILES]) {
+                                         Outputs following, const uint4* const (&rows)[TILES], const uint4*,
+                                         Ahead<Streamed<Format>>&, int tiles, Sums<typename Format::T> (&sums)[TILES]) {
     using T = typename Format::T;
     constexpr int LOADS = Format::LOADS, GROUPS = 4 / LOADS, PARTS = 2 / LOADS;
+    constexpr bool EARLY = Format::SCALES_NUMBERS;  // rows of all tiles; else their scales need the registers
     const Format& format = scales.format;
     int inner = weights.inner, thread = threadIdx.x % 4;
     for (int chunk = 0; chunk < weights.chunks(); ++chunk) {
@@ -82,7 +91,7 @@ __device__ __forceinline__ void multiply(Weights& weights, Scales<Streamed<Forma
             for (int group = 0; group < 4; ++group) {
                 if (CHUNK_INPUTS * of + 32 * group >= inner) break;
                 uint4 x[TILES] = {first[group]};
-                if (tiles > 1) {
+                if (EARLY && tiles > 1) {
 #pragma unroll
                     for (int tile = 1; tile < TILES; ++tile) x[tile] = load(tile, group);
                 }
@@ -98,6 +107,7 @@ __device__ __forceinline__ void multiply(Weights& weights, Scales<Streamed<Forma
 #pragma unroll
                 for (int tile = 0; tile < TILES; ++tile) {
                     if (tile >= tiles) break;
+                    if (!EARLY && tile > 0) x[tile] = load(tile, group);
                     if constexpr (Format::SCALES_NUMBERS) {
                         sums[tile].add(one, other, x[tile]);
                     } else {

@@ -22,6 +22,7 @@ from tandemrt.plugins.operators.launch import Call, Context
 
 _MANY_PAIRS = 32  # pairs per expert, if routing is uniform, from which on dequantized weights are faster
 _MOST_SCRATCH = 1 << 30  # bytes of a dequantized weight
+_GATES = 16  # of one work unit
 
 # Arguments of the kernels: numbers, scales, zero points or factors, a shift
 _Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, np.int32]
@@ -48,7 +49,7 @@ def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], conte
     file, pairs = f"experts_{form.name}", routing.rows * routing.per_token
     many = pairs >= _MANY_PAIRS * routing.routed and len(gate_up) * hidden * x.element_size() <= _MOST_SCRATCH
     if context.batch_invariant or not many or not has_groups(x, context):
-        return ExpertsCall(tensors, attributes, context, ExpertWeights(both, last, width, file, kind))
+        return ExpertsCall(tensors, attributes, context, ExpertWeights(both, last, width, file, kind, _GATES))
     values = _dequantized(context, x, file, kind, (both, hidden), (last, width))
     return GroupedMixture(tensors, attributes, context, values)
 

@@ -5,8 +5,8 @@
 #include "experts_activation.cuh"
 #include "experts_stream.cuh"
 
-constexpr int GATE_SPLIT = 8, DOWN_SPLIT = 4;              // warps that share the inputs of 16 outputs
-constexpr int GATES = 8, DOWNS = 16 * WARPS / DOWN_SPLIT;  // outputs of a unit
+// Warps that share the inputs of 16 outputs (those of gates: Format::GATE_SPLIT), and outputs of a unit.
+constexpr int DOWN_SPLIT = 4, DOWNS = 16 * WARPS / DOWN_SPLIT;
 constexpr int TILES = ITEM_ROWS / 8;
 template <class T>
 constexpr int AT_ONCE = sizeof(typename T::Element) == 2 ? 2 : 1;  // blocks of a multiprocessor
@@ -25,13 +25,13 @@ __device__ __forceinline__ void keep(float (*to)[17], const Sums<T> (&sums)[TILE
     }
 }
 
-// A unit: 8 gates and the 8 ups that belong to them, for activated[place of the pair].
+// A unit: GATES gates and the ups that belong to them, for activated[place of the pair].
 template <class Format>
 __device__ void gate_up(const typename Format::T::Element* x, const void* weight, Format format, const int* order,
                         const int4* items, const int* item_count, int hidden, int width, int per_token,
                         Activation<typename Format::T> activation, typename Format::T::Element* activated) {
     using T = typename Format::T;
-    constexpr int EACH = 16 / sizeof(typename T::Element);
+    constexpr int EACH = 16 / sizeof(typename T::Element), SPLIT = Format::GATE_SPLIT, GATES = 8 * WARPS / SPLIT;
     extern __shared__ uint4 ring[];
     __shared__ Shared shared;
     begin_next();
@@ -42,25 +42,26 @@ __device__ void gate_up(const typename Format::T::Element* x, const void* weight
     Units units(*item_count, across);
     auto expert_of = [=](int item) { return items[item].x; };
     auto outputs_of = [=](Unit unit, int expert) {
-        int gate = activation.gate_row(expert, unit.place * GATES + g, width);
+        int gate = activation.gate_row(expert, unit.place * GATES + warp / SPLIT * 8 + g, width);
         return Outputs{gate, gate + activation.step(width)};
     };
-    Weights<Format, GATE_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored,
-                                                                                   hidden, warp, units, ring);
-    const uint4* rows[TILES];
-    auto find_rows = [&](int4 item) {
-#pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            bool there = 8 * tile + g < item.z;
-            i64 row = there ? order[item.y + 8 * tile + g] / per_token : 0;
-            rows[tile] = there ? reinterpret_cast<const uint4*>(x) + row * length : nullptr;
-        }
+    Weights<Format, SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored, hidden,
+                                                                              warp % SPLIT, units, ring);
+    auto row_of = [&](int4 item, int tile) {
+        bool there = 8 * tile + g < item.z;
+        i64 row = there ? order[item.y + 8 * tile + g] / per_token : 0;
+        return there ? reinterpret_cast<const uint4*>(x) + row * length : nullptr;
     };
     Unit unit = units.first();
     int4 next = units.there(unit) ? items[unit.item] : make_int4(0, 0, 0, 0);
-    find_rows(next);
+    const uint4* rows[TILES];
+#pragma unroll
+    for (int tile = 0; tile < TILES; ++tile) rows[tile] = row_of(next, tile);
+    Ahead<Format> ahead;
+    ahead.load(weights, rows[0], 0);
+    int mine = THREADS - 1 - threadIdx.x;  // the last warps have the smallest parts of the inputs
     Scales<Format> scales(format, hidden);
-    if (units.there(unit)) scales.load(outputs_of(unit, next.x), warp, GATE_SPLIT);
+    if (units.there(unit)) scales.load(outputs_of(unit, next.x), warp % SPLIT, SPLIT);
     for (; units.there(unit); turn ^= 1) {
         int4 item = next;
         Unit after = units.after(unit);
@@ -68,25 +69,29 @@ __device__ void gate_up(const typename Format::T::Element* x, const void* weight
         if (units.there(after)) {
             next = items[after.item];
             following = outputs_of(after, next.x);
-            scales.prefetch(following, warp, GATE_SPLIT);
+            scales.prefetch(following, warp % SPLIT, SPLIT);
         }
         int first = unit.place * GATES, count = item.z, tiles = (count + 7) / 8;
         // Of the output of a thread, which is the same for all of its rows.
-        int own = activation.gate_row(item.x, first + threadIdx.x % GATES, width);
+        int own = activation.gate_row(item.x, first + mine % GATES, width);
         float of_gate = format.factor(own), of_up = format.factor(own + activation.step(width));
         float2 biases = activation.biases(own, width);
+        const uint4* next_row = row_of(next, 0);
         Sums<T> sums[TILES];
-        multiply(weights, scales, outputs, following, rows, tiles, sums);
-        find_rows(next);  // early, so that nothing waits for them
+        multiply(weights, scales, outputs, following, rows, next_row, ahead, tiles, sums);
+        rows[0] = next_row;
+#pragma unroll
+        for (int tile = 1; tile < TILES; ++tile)
+            rows[tile] = row_of(next, tile);  // early, so that nothing waits for them
         keep<T>(shared[turn][warp], sums, tiles);
         __syncthreads();
-        for (int at = threadIdx.x; at < GATES * count; at += THREADS) {
-            int row = at / GATES, i = at % GATES;
+        for (int at = mine; at < GATES * count; at += THREADS) {
+            int row = at / GATES, i = at % GATES, of = i / 8 * SPLIT;
             float gate = 0, up = 0;
 #pragma unroll
-            for (int w = 0; w < GATE_SPLIT; ++w) {
-                gate += shared[turn][w][row][i];
-                up += shared[turn][w][row][i + 8];
+            for (int w = 0; w < SPLIT; ++w) {
+                gate += shared[turn][of + w][row][i % 8];
+                up += shared[turn][of + w][row][i % 8 + 8];
             }
             float value = activation(gate * of_gate, up * of_up, biases);
             store1<T>(activated + static_cast<i64>(item.y + row) * width + first + i, value);
@@ -117,8 +122,15 @@ __device__ void down(const typename Format::T::Element* activated, const void* w
     };
     Weights<Format, DOWN_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored, width,
                                                                                    warp % DOWN_SPLIT, units, ring);
+    auto row_of = [&](int4 item, int tile) {
+        i64 row = item.y + 8 * tile + g;
+        return 8 * tile + g < item.z ? reinterpret_cast<const uint4*>(activated) + row * length : nullptr;
+    };
     Unit unit = units.first();
     int4 next = units.there(unit) ? items[unit.item] : make_int4(0, 0, 0, 0);
+    Ahead<Format> ahead;
+    ahead.load(weights, row_of(next, 0), 0);
+    int mine = THREADS - 1 - threadIdx.x;  // the last warps have the smallest parts of the inputs
     Scales<Format> scales(format, width);
     if (units.there(unit)) scales.load(outputs_of(unit, next.x), warp % DOWN_SPLIT, DOWN_SPLIT);
     for (; units.there(unit); turn ^= 1) {
@@ -132,19 +144,16 @@ __device__ void down(const typename Format::T::Element* activated, const void* w
         }
         int first = unit.place * DOWNS, count = item.z, tiles = (count + 7) / 8;
         // Of the output of a thread, which is the same for all of its rows.
-        int own = item.x * hidden + min(first + static_cast<int>(threadIdx.x) % DOWNS, hidden - 1);
+        int own = item.x * hidden + min(first + mine % DOWNS, hidden - 1);
         float factor = format.factor(own), of_bias = load1_if<T>(bias, own);
         const uint4* rows[TILES];
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            i64 row = item.y + 8 * tile + g;
-            rows[tile] = 8 * tile + g < count ? reinterpret_cast<const uint4*>(activated) + row * length : nullptr;
-        }
+        for (int tile = 0; tile < TILES; ++tile) rows[tile] = row_of(item, tile);
         Sums<T> sums[TILES];
-        multiply(weights, scales, outputs, following, rows, tiles, sums);
+        multiply(weights, scales, outputs, following, rows, row_of(next, 0), ahead, tiles, sums);
         keep<T>(shared[turn][warp], sums, tiles);
         __syncthreads();
-        for (int at = threadIdx.x; at < DOWNS * count; at += THREADS) {
+        for (int at = mine; at < DOWNS * count; at += THREADS) {
             int row = at / DOWNS, output = at % DOWNS, of = output / 16 * DOWN_SPLIT;
             if (first + output >= hidden) continue;
             float sum = 0;

@@ -68,7 +68,7 @@ template <class T_>
 struct Unquantized {
     using T = T_;
 
-    static constexpr int PARTS = 1;
+    static constexpr int PARTS = 1, GATE_SPLIT = 8;
     static __device__ __forceinline__ int vectors(int inner) { return inner * sizeof(typename T::Element) / 16; }
     __device__ __forceinline__ float factor(int) const { return 1; }
 };
@@ -176,11 +176,28 @@ struct Weights {
     }
 };
 
+// A thread's inputs of the first tile in the chunk that is multiplied next, loaded while the one before it is.
+template <class Format>
+struct Ahead;
+
+template <class T>
+struct Ahead<Unquantized<T>> {
+    typename Sums<T>::Input x[2];
+
+    template <class Weights>
+    __device__ __forceinline__ void load(const Weights& weights, const uint4* row, int chunk) {
+        int k = weights.vector(chunk);
+        x[0] = Sums<T>::load(row, k, weights.length);
+        x[1] = Sums<T>::load(row, k + 4, weights.length);
+    }
+};
+
 // ``sums`` of 8 * TILES rows (``tiles`` tiles exist) over the warp's part of a unit's inputs. Rows are null if
-// they do not exist.
+// they do not exist. ``next_row``: the thread's first row in the next unit.
 template <class T, int TILES, class Weights>
 __device__ __forceinline__ void multiply(Weights& weights, Scales<Unquantized<T>>&, Outputs, Outputs,
-                                         const uint4* const (&rows)[TILES], int tiles, Sums<T> (&sums)[TILES]) {
+                                         const uint4* const (&rows)[TILES], const uint4* next_row,
+                                         Ahead<Unquantized<T>>& first, int tiles, Sums<T> (&sums)[TILES]) {
     using Input = typename Sums<T>::Input;
     auto load = [&](Input(&x)[2], int tile, int chunk) {
         int k = weights.vector(chunk);
@@ -188,15 +205,16 @@ __device__ __forceinline__ void multiply(Weights& weights, Scales<Unquantized<T>
         x[1] = Sums<T>::load(rows[tile], k + 4, weights.length);
     };
     Input x[TILES][2];
-    load(x[0], 0, 0);
     for (int chunk = 0; chunk < weights.chunks(); ++chunk) {
 #pragma unroll
         for (int tile = 1; tile < TILES; ++tile) {
             if (tile >= tiles) break;
             load(x[tile], tile, chunk);
         }
-        Input ahead[2];  // of the first tile, often the only one
-        load(ahead, 0, chunk + 1);
+        x[0][0] = first.x[0];
+        x[0][1] = first.x[1];
+        bool more = chunk + 1 < weights.chunks();
+        first.load(weights, more ? rows[0] : next_row, more ? chunk + 1 : 0);
         const uint4* found = weights.oldest();
         uint4 upper[2] = {found[0], found[THREADS]}, lower[2] = {found[2 * THREADS], found[3 * THREADS]};
 #pragma unroll
@@ -206,8 +224,6 @@ __device__ __forceinline__ void multiply(Weights& weights, Scales<Unquantized<T>
             sums[tile].add(upper[1], lower[1], x[tile][1]);
         }
         weights.order();
-        x[0][0] = ahead[0];
-        x[0][1] = ahead[1];
     }
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile) sums[tile].finish();

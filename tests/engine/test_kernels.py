@@ -96,8 +96,7 @@ LATENT = "9 u64, 5 u32, 1 f32"
 SPILLED = {
     "verify": 250,
     "int4": 16,
-    "experts_int4": 104,
-    "experts_int8": 12,
+    "experts_int4": 32,
     "attention": 180,
     "attention_float8": 132,
     "linear_attention": 92,
