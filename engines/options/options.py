@@ -230,7 +230,8 @@ class RuntimeOptions(Section):
     prefill_chunk: Annotated[int, BeforeValidator(_integer), AfterValidator(_prefill_chunk)] | None = Field(
         default=None,
         description="prompt tokens per round while requests decode, at most the bundle's: fewer tokens shorten the "
-        "time between tokens and lengthen the time to first token; default: the bundle's, at most 4096",
+        "time between tokens and lengthen the time to first token; default: the bundle's, at most 2048, or 4096 with "
+        "experts",
     )
     synthetic_rule: bool = Field(
         default=False,

@@ -190,16 +190,16 @@ class Recipe(Section):
         """Processes that the target is split over."""
         return self.backend.ranks
 
-    def prefill_chunk(self, *, experts: bool = False) -> int:
-        """Prompt tokens per round: the recipe's, else the backend's default for a target with or without ``experts``.
+    def prefill_chunk(self, *, large: bool = False) -> int:
+        """Prompt tokens per round: the recipe's, else the backend's default; ``large``: see ModelSpec.large_calls.
 
         256 on a CPU: longer calls are not faster per token, and other requests wait longer for them. 2,048 over a paged
-        cache on a GPU: matmuls bound a call of that size; 8,192 with experts, because each call reads the weights of
-        all of them. 512 over a linear cache on a GPU: a call has few prompts.
+        cache on a GPU: matmuls bound a call of that size; 8,192 if ``large``. 512 over a linear cache on a GPU: a call
+        has few prompts.
         """
         if self.limits.prefill_chunk is not None:
             return self.limits.prefill_chunk
-        paged = 8192 if experts else 2048
+        paged = 8192 if large else 2048
         default = paged if self.cache == "paged" else self.backend.linear_chunk
         return min(default, longest_chunk(self.limits.batch, self.limits.length, self.cache))
 

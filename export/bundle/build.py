@@ -239,7 +239,7 @@ def _limits(recipe: Recipe, target: ModelSpec) -> Limits:
         length=asked.length,
         capacity=recipe.capacity,
         num_draft_tokens=recipe.draft.num_draft_tokens,
-        prefill_chunk=recipe.prefill_chunk(experts=target.experts is not None),
+        prefill_chunk=recipe.prefill_chunk(large=target.large_calls),
         cache_blocks=recipe.cache_blocks,
     )
 

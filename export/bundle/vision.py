@@ -100,7 +100,7 @@ def _require_both_ways(entry: VisionEntry, recipe: Recipe, target: Model) -> Non
             f"{target.spec.family}: tokens of an image attend to later ones, which layers that share caches do not "
             f"support; num_kv_shared_layers is {target.spec.variants.sharing}"
         )
-    tokens, chunk = (entry.max_pixels // entry.factor**2), recipe.prefill_chunk(experts=target.spec.experts is not None)
+    tokens, chunk = (entry.max_pixels // entry.factor**2), recipe.prefill_chunk(large=target.spec.large_calls)
     if chunk < tokens:
         raise BadCheckpoint(
             f"{target.spec.family}: limits.prefill_chunk should be at least the {tokens} tokens of an image, which "

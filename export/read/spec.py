@@ -211,6 +211,14 @@ class ModelSpec:
         """Return what replaces the activation of the MLP or of the shared expert of a layer; None: nothing."""
         return self.variants.mlp_clamps[layer] if self.variants.mlp_clamps else None
 
+    @property
+    def large_calls(self) -> bool:
+        """Whether calls with several thousand prompt tokens take less time per token on a GPU.
+
+        With experts a call reads the weights of all of them. Recurrent layers go through several runs in parallel.
+        """
+        return self.experts is not None or self.recurrent is not None
+
     def recurrent_of(self, layer: int) -> RecurrentLayers | None:
         """Return the recurrent net of a layer; None if it has attention."""
         return self.recurrent if self.recurrent is not None and self.recurrent.layers[layer] else None

@@ -30,7 +30,8 @@ from tandemrt.runtime.llm.memory import require_memory
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
 
-_CHUNK_WHILE_DECODING = 4096  # prompt tokens of a round, by default: larger ones would delay the tokens of others
+# Tokens of a round with prompts while requests decode, by default: larger rounds would delay their tokens.
+_CHUNK_WHILE_DECODING, _WITH_EXPERTS = 2048, 4096
 _ADAPTS_FROM = 192  # tokens of a call from which arithmetic, not memory, limits matmuls on a GPU (H100, H200)
 
 
@@ -102,9 +103,14 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
             slack=slack_tokens,
             slots=limits.batch,
             prefill_chunk=limits.prefill_chunk,
-            prefill_chunk_while_decoding=options.prefill_chunk or min(limits.prefill_chunk, _CHUNK_WHILE_DECODING),
+            prefill_chunk_while_decoding=options.prefill_chunk or _chunk_while_decoding(bundle),
             overlap=overlap,
         )
+
+
+def _chunk_while_decoding(bundle: Bundle) -> int:
+    most = _WITH_EXPERTS if bundle.manifest.specs["target"]["experts"] else _CHUNK_WHILE_DECODING
+    return min(bundle.limits.prefill_chunk, most)
 
 
 def _require_draft_model(bundle: Bundle, options: RuntimeOptions) -> None:

@@ -56,11 +56,11 @@ def test_capacity_has_slack_for_the_padded_end_of_the_last_draft_window(tmp_path
 
 def test_prefill_chunk_defaults_to_the_backends(tmp_path: Path) -> None:
     assert load(tmp_path, MINIMAL).prefill_chunk() == 256
-    assert load(tmp_path, MINIMAL).prefill_chunk(experts=True) == 256
+    assert load(tmp_path, MINIMAL).prefill_chunk(large=True) == 256
     assert load(tmp_path, MINIMAL + "[limits]\nlength = 100").prefill_chunk() == 100
-    assert load(tmp_path, MINIMAL + "[limits]\nprefill_chunk = 7").prefill_chunk(experts=True) == 7
+    assert load(tmp_path, MINIMAL + "[limits]\nprefill_chunk = 7").prefill_chunk(large=True) == 7
     assert load(tmp_path, CUDA).prefill_chunk() == 2048
-    assert load(tmp_path, CUDA).prefill_chunk(experts=True) == 8192
+    assert load(tmp_path, CUDA).prefill_chunk(large=True) == 8192
 
 
 CUDA = MINIMAL + '[backend]\nname = "onnxruntime-cuda"\n'
