@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-Json = Annotated[Path | None, typer.Option("--json", help="Write the tables to this file as well.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")]
 Row = tuple[str | int | float | None, ...]
 
 

@@ -30,6 +30,7 @@ from tools.bench.cpu.measures import Measure, measures
 from tools.bench.cpu.models import ENTRANTS, Entrant, gguf_entrants, make, random_checkpoint
 from tools.bench.cpu.process import Worker
 from tools.bench.cpu.results import Results, agreement, markdown
+from tools.bench.report import Json
 
 console = Console(stderr=True)
 CACHE = Path.home() / ".cache" / "tandemrt-bench-cpu"
@@ -44,7 +45,7 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, help="Measured runs of each kind, after one to warm up.")] = 3,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each engine.")] = len(os.sched_getaffinity(0)),
     install_s: Annotated[float, typer.Option(help="The longest an engine's installation may take.")] = 900.0,
-    out: Annotated[Path | None, typer.Option("--json", help="Write every figure to this file.")] = None,
+    out: Json = None,
 ) -> None:
     """Measure and print the tables in Markdown."""
     cache.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,7 @@ from tools.bench.gpu.table import markdown
 from tools.bench.gpu.ties import count_diverged
 from tools.bench.gpu.trace import traced
 from tools.bench.options import integers
+from tools.bench.report import Json
 from tools.models.quantized_weights import WeightFormat
 from tools.models.random_checkpoint import Family, Size
 from tools.models.random_drafts import Kind
@@ -143,7 +144,7 @@ def main(
         str, typer.Option(help="Further limits on prompt tokens per round while requests decode; empty: none.")
     ] = "1024",
     long: Annotated[int, typer.Option(help="Tokens of a long prompt; 0 leaves it out.", min=0)] = 32_000,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the figures here, after every part.")] = None,
+    out: Json = None,
 ) -> None:
     """Build models and bundle, open it once, and measure every line."""
     bench, wanted, at_once = Bench(out), integers(batch_sizes), integers(prompts)

@@ -26,6 +26,7 @@ from rich.table import Table
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.runtime.llm.free_memory import trim_memory
 from tools.bench.memory import resident_mb
+from tools.bench.report import Json
 from tools.quality.attack.behaviours import behaviours
 from tools.quality.attack.frontends import Frontend, HttpFrontend, http_frontend, python_frontend
 from tools.quality.attack.images import image_requests
@@ -55,7 +56,7 @@ def main(
     only: Annotated[str, typer.Option(help="Only attacks with this text in their name.")] = "",
     clients: Annotated[int, typer.Option(min=1, help="Concurrent attackers.")] = 4,
     limit: Annotated[float, typer.Option(min=1.0, help="Seconds after which an attack is abandoned.")] = 30.0,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
+    out: Json = None,
 ) -> None:
     """Attack, and print the victim's latency."""
     console, exceeded, figures = Console(highlight=False), [], {}

@@ -29,6 +29,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tandemrt.runtime.llm.llm import LLM
+from tools.bench.report import Json
 from tools.clients.triton import triton_server
 from tools.quality.soak.driver import PATIENCE_S, Driver
 from tools.quality.soak.faults import KINDS, faulty_text_streams, faulty_threads
@@ -131,7 +132,7 @@ def main(
     ] = DISTINCT,
     triton: Annotated[bool, typer.Option("--triton", help="Send every wave to a Triton server as well.")] = False,
     patience: Annotated[float, typer.Option(min=1.0, help="Seconds after which a wave counts as stuck.")] = PATIENCE_S,
-    out: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file as well.")] = None,
+    out: Json = None,
 ) -> None:
     """Soak the runtime, and print the findings."""
     console = Console(highlight=False)
