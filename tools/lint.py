@@ -54,7 +54,9 @@ def _of_nodes(nodes: Iterable[ast.AST], *, tests: bool) -> Iterator[tuple[int, s
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if tests:
                 if name.startswith("test_what_"):
                     yield node.lineno, f"{name} should state what holds"
-            case ast.FunctionDef() | ast.AsyncFunctionDef() if not tests:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                if name in SAYS_NOTHING:
+                    yield node.lineno, f"{name} says nothing about its result"
                 yield from _too_long(node)
 
 

@@ -29,7 +29,7 @@ class BuildOptions:
         if self.dtype not in get_args(Dtype):
             raise BadRequest(f"dtype: must be one of {', '.join(get_args(Dtype))}, received {quoted(self.dtype)}")
 
-    def given(self) -> dict[str, int | str]:
+    def chosen(self) -> dict[str, int | str]:
         """Return the choices that were made, by name."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if value is not None}

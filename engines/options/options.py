@@ -252,12 +252,12 @@ class RuntimeOptions(Section):
         except ValidationError as error:
             raise BadRequest(explain(error)) from error
 
-    def given(self) -> "OpeningOptions":
-        """Return the given options as arguments of ``LLM``."""
+    def arguments(self) -> "OpeningOptions":
+        """Return the options that were set as arguments of ``LLM``."""
         return cast("OpeningOptions", self._set())
 
     def served(self) -> "ServedOptions":
-        """Return the given options without the device, which a server sets for each instance."""
+        """Return the options that were set without the device, which a server sets for each instance."""
         return cast("ServedOptions", {name: value for name, value in self._set().items() if name != "device"})
 
     def require_fit(self, limits: Limits) -> None:

@@ -78,7 +78,7 @@ class CheckpointSource:
         _, draft = draft_option(self.options.draft)
         local = None if draft is None else _local(Path(draft), self.options, self.machine)
         draft_identity = draft or "" if local is None else _identity(local)
-        chosen = json.dumps(self.options.given())
+        chosen = json.dumps(self.options.chosen())
         parts = (_identity(self.checkpoint), draft_identity, chosen, self.machine.backend)
         return _cache_place(recipe_name(self.model), *parts)
 
@@ -89,8 +89,8 @@ def find_source(
     """Return what the bundle of ``model`` is built from. Raises as ``CheckpointSource.find`` does, and BadRecipe."""
     if not is_recipe(model):
         return CheckpointSource.find(model, options, begin=begin, progress=progress)
-    if options.given():
-        raise BadRequest(f"{', '.join(options.given())}: a recipe defines these; change {quoted(model)} instead")
+    if options.chosen():
+        raise BadRequest(f"{', '.join(options.chosen())}: a recipe defines these; change {quoted(model)} instead")
     return RecipeSource(model, Recipe.load(locate(model)))
 
 

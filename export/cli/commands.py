@@ -94,7 +94,7 @@ def build(
     from tandemrt.export.compile.backends import CompileOptions
 
     if is_recipe(model):
-        if arguments := BuildOptions(max_model_len, draft=draft).given():
+        if arguments := BuildOptions(max_model_len, draft=draft).chosen():
             raise BadRequest(f"{', '.join(arguments)}: a recipe defines these; change {quoted(model)} instead")
         wanted = Recipe.load(
             locate(model), backend=backend, dtype=dtype, kv_dtype=kv_dtype, tensorrt_python=tensorrt_python

@@ -40,9 +40,9 @@ def compare_bundles(
     bundle: Bundle, other: Bundle, options: RuntimeOptions, tokens: Sequence[int]
 ) -> Iterator[CheckResult]:
     """Open one bundle after the other, score the text ``tokens`` with each and compare the scores."""
-    with LLM(bundle.folder, **options.given()) as llm:
+    with LLM(bundle.folder, **options.arguments()) as llm:
         scores = score_text(llm, tokens)
-    with LLM(other.folder, **options.given()) as llm:
+    with LLM(other.folder, **options.arguments()) as llm:
         yield from compare_scores(scores, score_text(llm, tokens), tokens, other.name)
 
 

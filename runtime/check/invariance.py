@@ -101,7 +101,7 @@ def check_invariance(
 
 
 def _open(bundle: Bundle, options: RuntimeOptions, **changes: Any) -> LLM:
-    return LLM(bundle.folder, **RuntimeOptions(**{**options.given(), **changes}).given())
+    return LLM(bundle.folder, **RuntimeOptions(**{**options.arguments(), **changes}).arguments())
 
 
 def _preempted(

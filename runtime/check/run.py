@@ -52,7 +52,7 @@ def check_bundle(
         passed_if(not problems),
     )
     before = memory_in_use()
-    with LLM(bundle.folder, **options.given()) as llm:
+    with LLM(bundle.folder, **options.arguments()) as llm:
         after = memory_in_use()
         with llm.loop.streams.active():
             opened = llm.loop.target.engines

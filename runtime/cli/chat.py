@@ -75,7 +75,7 @@ def chat(
     console = Console(highlight=False)
     with suppress(ImportError):
         import readline  # noqa: F401  # enables line editing and history
-    with LLM(bundle, **options.given()) as llm:
+    with LLM(bundle, **options.arguments()) as llm:
         console.print(f"[dim]{llm.bundle.name}. /help lists the commands.[/]")
         session = ChatSession(llm, params)
         while (line := _next_line()) is not None:

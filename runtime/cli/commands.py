@@ -110,7 +110,7 @@ def bench(
 
     def open_llm(*, speculating: bool) -> "LLM":
         # Off by default: a repeat would find the prompts of the previous one in the cache.
-        opening: OpeningOptions = {"prefix_caching": False, **options.given()}
+        opening: OpeningOptions = {"prefix_caching": False, **options.arguments()}
         if not speculating:
             opening["num_draft_tokens"] = 0
         return LLM(bundle, **opening)

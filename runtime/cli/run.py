@@ -99,7 +99,7 @@ def run(
     from tandemrt.runtime.requests.prompt import Chat
 
     chat_or_text: Prompt = prompt if raw else Chat([_message(prompt, image or ())], **chat_options)
-    with LLM(bundle, trace=trace, **options.given()) as llm:
+    with LLM(bundle, trace=trace, **options.arguments()) as llm:
         if compare:  # neither run pays for the prompt or the grammar then
             llm.generate(chat_or_text, params.model_copy(update={"max_tokens": 1}))
             if llm.recorder is not None:

@@ -88,7 +88,7 @@ def app(args: Mapping[str, str]) -> Any:
     model, replicas = others.pop("model", None), others.pop("replicas", "1")
     if model is None:
         raise BadRequest("model: must be given; write model=NAME=FOLDER after tandemrt.serve_ray:app")
-    options = RuntimeOptions(**OptionsFromText(**others).given())
+    options = RuntimeOptions(**OptionsFromText(**others).arguments())
     config = ServerConfig(host="0.0.0.0", api_key=os.environ.get(KEY_VARIABLE))  # Ray listens on the host
     folders = resolved(bundles_by_name([model]))
     return application(folders, options, config, ReplicaCount.from_text(str(replicas)))

@@ -35,7 +35,7 @@ class Head(Protocol):
     def run(self, shape: RoundShape, step: int) -> None:
         """Write the logits of ``step``. Step 0 processes all pairs that are not in the cache yet."""
 
-    def made(self, batch: int, rows: int) -> dict[str, torch.Tensor]:
+    def outputs(self, batch: int, rows: int) -> dict[str, torch.Tensor]:
         """The bindings of the hidden states that the head outputs, if any."""
 
 
@@ -93,7 +93,7 @@ class PairDrafter(NullHooks):
                 "write_index": draft.state.view("length", slot + slots)[slot:],
                 "score_rows": torch.zeros(slots, rows, dtype=torch.int64, device=draft.device),
                 "logits": self._sampler.logits.view(slots, rows, draft.width),
-                **self._head.made(slots, rows),
+                **self._head.outputs(slots, rows),
                 **draft.cache.rows(slot, slots),
             }
         ).run()
@@ -159,7 +159,7 @@ class PairDrafter(NullHooks):
         """Bind the call of a round's prompts, whose states follow those of ``before`` other tokens."""
         draft, pairs = self._draft, self._pairs
         states = pairs.fused.view(before + prompts.prompt_tokens, pairs.hidden)[before:]
-        others = {"states": states, **self._head.made(1, 1)}
+        others = {"states": states, **self._head.outputs(1, 1)}
         return packed_prefill_call(draft.engine, draft.cache, draft.layout, prompts, self._sampler.logits, others)
 
 
@@ -195,14 +195,14 @@ class StepHead:
         torch.clamp(pairs.tokens[:batch, :query], min=0, out=pairs.first_tokens.view(batch, query))
         self._first_call(batch, query).run()
 
-    def made(self, batch: int, rows: int) -> dict[str, torch.Tensor]:
-        """See Head.made."""
+    def outputs(self, batch: int, rows: int) -> dict[str, torch.Tensor]:
+        """See Head.outputs."""
         return {"next_states": self._own_states[0].view(batch, rows, self._pairs.hidden)}
 
     def _bind_first(self, batch: int, query: int) -> Call:
         pairs = self._pairs
         tokens, rows = pairs.first_tokens.view(batch, query), self._score_rows.view(batch, 1)
-        others = {"states": pairs.shaped(pairs.first_states, tokens), **self.made(batch, 1)}
+        others = {"states": pairs.shaped(pairs.first_states, tokens), **self.outputs(batch, 1)}
         return self._draft.bind(tokens, rows, pairs.first_index[:batch], self._sampler.logits, others)
 
     def _bind_step(self, batch: int, step: int) -> Call:
@@ -237,8 +237,8 @@ class ParallelHead:
         self._masks.score_from_last(pairs.counts[:batch], scored, query)
         self._call(batch, scored, query).run()
 
-    def made(self, batch: int, rows: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
-        """See Head.made."""
+    def outputs(self, batch: int, rows: int) -> dict[str, torch.Tensor]:  # noqa: ARG002
+        """See Head.outputs."""
         return {}
 
     def _bind(self, batch: int, scored: int, query: int) -> Call:

@@ -19,7 +19,7 @@ def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES, *, need
     with suppress(OSError, ValueError):  # the path is too long or has a zero byte
         is_bundle = (Path(model) / FILE_NAME).exists()
     if is_bundle:
-        if changed := options.given():
+        if changed := options.chosen():
             raise BadRequest(f"{', '.join(changed)}: {quoted(str(model))} is built already; build it anew to change")
         return Path(model)
     from tandemrt.engines.options.model_name import require_model  # takes long to import, and no bundle needs it

@@ -191,20 +191,12 @@ def test_views_that_start_anywhere_are_read_in_place(modules, dtype, offset):
     assert differences(mine, reference_verify(tensors)) == 0
 
 
-def test_the_cut_into_parts_changes_nothing(modules, monkeypatch):
+@pytest.mark.parametrize(("cut", "counts"), [("parts", (1, 2, 7, 15)), ("stats_parts", (1, 2, 3, 8))])
+def test_the_cut_into_parts_changes_nothing(cut, counts, modules, monkeypatch):
     tensors = rounded(case(32_000, 2, batch=8), "bf16")
     results = []
-    for count in (1, 2, 7, 15):
-        monkeypatch.setattr("tandemrt.plugins.kernels.verify.parts", lambda *_, count=count: count)
-        results.append(run_verify(modules, tensors, "bf16"))
-    assert [differences(result, results[0]) for result in results] == [0] * 4
-
-
-def test_the_cut_of_statistics_changes_nothing(modules, monkeypatch):
-    tensors = rounded(case(32_000, 2, batch=8), "bf16")
-    results = []
-    for count in (1, 2, 3, 8):
-        monkeypatch.setattr("tandemrt.plugins.kernels.verify.stats_parts", lambda *_, count=count: count)
+    for count in counts:
+        monkeypatch.setattr(f"tandemrt.plugins.kernels.verify.{cut}", lambda *_, count=count: count)
         results.append(run_verify(modules, tensors, "bf16"))
     assert [differences(result, results[0]) for result in results] == [0] * 4
 

@@ -143,7 +143,7 @@ def held_bytes(served: Served) -> int:
     app: Any = served.server.config.app
     while not isinstance(app, FastAPI):
         app = app._app
-    return int(app.state.bodies.held)
+    return int(app.state.bodies.total)
 
 
 def test_bodies_beyond_the_budget_are_refused(limited: Served) -> None:
@@ -265,10 +265,10 @@ def test_a_budget_holds_what_is_open_within_its_limits(steps: list[tuple[str, in
         else:
             share.take(size)
             open_shares.append((address, size, stack))
-        assert budget.held == sum(each for _, each, _ in open_shares)
+        assert budget.total == sum(each for _, each, _ in open_shares)
     for _, _, stack in open_shares:
         stack.close()
-    assert budget.held == 0
+    assert budget.total == 0
 
 
 def test_a_silent_connection_is_closed(impatient: Served) -> None:

@@ -58,7 +58,7 @@ def outcome(parts: Sequence[tuple[float, int]]) -> tuple[str, float]:
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         result = runner.run(read()), loop.time()
-    assert budget.held == 0
+    assert budget.total == 0
     return result
 
 

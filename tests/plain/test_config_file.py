@@ -35,7 +35,7 @@ def received(*arguments: str) -> dict[str, Any]:
         options: RuntimeOptions,
     ) -> None:
         own = {"models": models, "port": port, "dashboard": dashboard, "temperature": temperature, "json": as_json}
-        values.update(own | options.given())
+        values.update(own | options.arguments())
 
     outcome = CliRunner().invoke(app, arguments, standalone_mode=False)
     if outcome.exception is not None:

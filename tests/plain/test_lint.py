@@ -30,6 +30,7 @@ BRANCHES = "\n".join(["def f(a):", *["    if a:\n        a = 0 if a else 1"] * (
         ("[given for given in rows]", "[given.row for row in rows]", "given says nothing about its value"),
         ("def f(*, made): pass", "def f(*, bundle): pass", "made says nothing about its value"),
         ("lambda this: 1", "options.this = 1", "this says nothing about its value"),
+        ("def found(self): pass", "def is_seen(self): pass", "found says nothing about its result"),
         ("f(*(a, b), c)", "f(a, b, c)", "write the arguments out instead of a starred literal"),
         ("f(a, *[b, *c])", "f(a, *(b for b in c))", "write the arguments out instead of a starred literal"),
         (function(MAX_LINES + 1), function(MAX_LINES), f"f has {MAX_LINES + 1} lines, more than {MAX_LINES}"),

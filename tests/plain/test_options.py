@@ -114,7 +114,7 @@ def test_a_served_model_has_every_option_except_the_device() -> None:
 
 def test_options_are_read_from_texts() -> None:
     options = OptionsFromText(threads="2", overlap="true", num_draft_tokens="1:4,33:2", fill_timeout_s="0.5")  # type: ignore[arg-type]
-    assert options.given() == {
+    assert options.arguments() == {
         "threads": 2,
         "overlap": True,
         "num_draft_tokens": {1: 4, 33: 2},

@@ -33,7 +33,7 @@ class BodyBudget:
         self._held: Counter[str] = Counter()  # by address
 
     @property
-    def held(self) -> int:
+    def total(self) -> int:
         return self._held.total()
 
     @contextmanager
@@ -47,7 +47,7 @@ class BodyBudget:
 
     def take(self, address: str, size: int) -> None:
         """Count ``size`` bytes more. Raises Overloaded."""
-        for taken, most in ((self._held[address], self.most_per_client), (self.held, self._limit)):
+        for taken, most in ((self._held[address], self.most_per_client), (self.total, self._limit)):
             if taken + size > most:
                 raise Overloaded(
                     f"the server may hold {most} bytes of request bodies and unread answers"

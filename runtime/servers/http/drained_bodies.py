@@ -39,7 +39,7 @@ class DrainedBodies:
             received = received or not message.get("more_body")
             return message
 
-        async def held(message: MutableMapping[str, Any]) -> None:
+        async def send_on(message: MutableMapping[str, Any]) -> None:
             nonlocal ended
             if message["type"] == "http.response.start" and not received:
                 message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
@@ -47,7 +47,7 @@ class DrainedBodies:
             ended = last and not received and sends_unasked
             await send({**message, "more_body": True} if ended else message)
 
-        await self._app(scope, watched, held)
+        await self._app(scope, watched, send_on)
         if ended:
             try:
                 with suppress(TimeoutError):

@@ -78,7 +78,7 @@ def open_models(folders: Mapping[str, Path], options: RuntimeOptions, trace: Pat
         llms: dict[str, LLM] = {}
         for name, folder in folders.items():
             log.info("opening %s: %s", name, folder)
-            llms[name] = stack.enter_context(LLM(folder, trace=trace, warm_up_later=later, **options.given()))
+            llms[name] = stack.enter_context(LLM(folder, trace=trace, warm_up_later=later, **options.arguments()))
         for llm in llms.values():
             warm_up(llm)
             if llm.recorder is not None:

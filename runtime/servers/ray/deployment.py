@@ -41,7 +41,7 @@ def replicated(
     bundles = [Bundle.read(folder) for folder in folders.values()]
     on_gpu = any(bundle.device(options.device) != "cpu" for bundle in bundles)
     if not on_gpu and options.threads is None:
-        options = RuntimeOptions(**options.given() | {"threads": 1})
+        options = RuntimeOptions(**options.arguments() | {"threads": 1})
     ranks = max(1 + len(bundle.manifest.ranks) for bundle in bundles)
     count: dict[str, Any] = {"num_replicas": replicas.least}
     if replicas.least < replicas.most:

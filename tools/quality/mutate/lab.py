@@ -30,7 +30,7 @@ class Verdict(StrEnum):
     SLOW = "its tests hang without it"
 
     @property
-    def found(self) -> bool:
+    def is_seen(self) -> bool:
         return self in (Verdict.SEEN, Verdict.HANGS)
 
 

@@ -23,7 +23,7 @@ def report(console: Console, mutants: Sequence[Mutant], verdicts: Mapping[str, V
         folder = "/".join(PurePosixPath(mutant.file).parts[:-1][:2])
         for row in (folder, "all"):
             verdict = verdicts[mutant.name]
-            counts.setdefault(row, Counter())["seen" if verdict.found else str(verdict)] += 1
+            counts.setdefault(row, Counter())["seen" if verdict.is_seen else str(verdict)] += 1
     rows = Table("folder", "seen", "not seen", "share", "no test runs it", show_edge=False)
     for folder in [*sorted(counts.keys() - {"all"}), "all"]:
         count = counts[folder]

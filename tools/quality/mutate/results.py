@@ -24,7 +24,7 @@ class Results:
     def detection(self, mutant: Mutant) -> Verdict | None:
         """Return the verdict of an earlier run, or None unless it found the bug."""
         verdict = self._verdicts.get(_bug(mutant))
-        return verdict if verdict is not None and verdict.found else None
+        return verdict if verdict is not None and verdict.is_seen else None
 
     def add(self, mutant: Mutant, verdict: Verdict) -> None:
         with self._lock:
