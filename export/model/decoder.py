@@ -119,6 +119,9 @@ def build_decoder(
     with b.scope("head"):
         head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab, bias=spec.head_bias)
         logits = head(b, picked, w)
+        if spec.normed_head:
+            rows_of_head = w("lm_head.weight", (spec.vocab, spec.hidden))
+            logits = b.op("Div", logits, b.op("ReduceL2", rows_of_head, b.constant([1]), keepdims=0))
         if padded:
             logits = cut(b, logits, rows, score_rows)
         graph_outputs["logits"] = resize_logits(b, scaled_logits(b, logits, spec, dtype), width or spec.vocab, dtype)

@@ -287,7 +287,7 @@ def _mlp(
 ) -> ir.Value:
     """down(activation(gate(x)) * up(x)), or without a gate down(activation(up(x)))."""
     gate, up = (Linear.stored(f"{name}.{kind}_proj", width, bias=spec.mlp_bias) for kind in ("gate", "up"))
-    down = Linear.stored(f"{name}.down_proj", spec.hidden, bias=spec.mlp_bias)
+    down = Linear.stored(f"{name}.down_proj", spec.hidden, bias=spec.down_bias)
     if (clamp := spec.mlp_clamp_of(layer)) is not None:
         return down(b, clamped_swiglu(b, gate(b, x, w), up(b, x, w), clamp, w.dtype), w)
     if spec.scales.mlp_gate != 1.0 or spec.scales.mlp_output != 1.0:

@@ -22,7 +22,7 @@ Matmul = TypeVar("Matmul")
 
 def matmul_modules(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[str]:
     """Yield the modules of the matmuls of ``checkpoint``, which has the graph's tensor names (with_graph_names)."""
-    head = (EMBEDDING if spec.tied else HEAD).removesuffix(".weight")
+    head = None if spec.normed_head else (EMBEDDING if spec.tied else HEAD).removesuffix(".weight")
     for module in sorted({name.rpartition(".")[0] for name in checkpoint.tensors}):
         if module == head or module.rpartition(".")[2] in (*_ORDER, *_LATENT, *_OWN_INPUTS, *_RECURRENT):
             yield module

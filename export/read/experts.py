@@ -307,6 +307,17 @@ def deepseek_experts(
     return read
 
 
+def deepseek_v1_experts(fields: Fields, layers: int) -> Experts:
+    """DeepSeek 1 and Ling 1: a softmax over all experts, and shared experts."""
+    fields.only("scoring_func", "softmax")
+    fields.only("moe_layer_freq", 1)
+    width, normalized = fields.integer("moe_intermediate_size", 1407), fields.flag("norm_topk_prob", False)
+    number, chosen = fields.integer("n_routed_experts"), fields.integer("num_experts_per_tok")
+    experts = _experts(number, chosen, width, normalized, _sparse_layers(fields, layers))
+    common = fields.get("n_shared_experts")
+    return replace(experts, shared=SharedExpert(width * fields.integer("n_shared_experts")) if common else None)
+
+
 def deepseek_v2_experts(fields: Fields, layers: int) -> Experts:
     """DeepSeek-V2: a softmax over all experts, of which the best groups are kept, without a correction."""
     fields.only("scoring_func", "softmax")

@@ -27,6 +27,7 @@ class Biases(NamedTuple):
     out: bool = False
     mlp: bool = False
     head: bool = False
+    down: bool = False  # the last matmul of an MLP alone
 
 
 def no_bias(fields: Fields) -> Biases:
@@ -226,9 +227,9 @@ class Family:
     config may omit. ``no_effect_values``: the values of a field that do not change the graph; others are rejected.
     ``unused_fields``: fields that never change the graph. ``activations``: the accepted values of ``activation_field``.
     ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a gate. ``longest``: the longest text that
-    the graph reads as the model does. ``layer_norm``, ``norm_weights``, ``norm_biases``, ``stored_by_head``, ``sinks``,
-    ``gated_attention``, ``mlp_layers``, ``recurrent_norms``: see ModelSpec. ``tensor_names``: see
-    export/read/families/tensor_names.py.
+    the graph reads as the model does. ``layer_norm``, ``norm_weights``, ``norm_biases``, ``stored_by_head``,
+    ``normed_head``, ``sinks``, ``gated_attention``, ``mlp_layers``, ``recurrent_norms``: see ModelSpec.
+    ``tensor_names``: see export/read/families/tensor_names.py.
     ``one_part_per_block``: a layer is stored as one or two blocks with a norm and a mixer each; the second is its MLP.
     ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
     """
@@ -265,6 +266,7 @@ class Family:
     norm_weights: bool = True
     norm_biases: bool = True
     stored_by_head: tuple[str, ...] = ()
+    normed_head: bool = False
     longest: Callable[[Fields], int] = dual_chunk
     variants: Callable[[Fields, Heads, Windows], Variants] = uniform_layers
     aliases: tuple[str, ...] = ()

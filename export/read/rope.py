@@ -26,7 +26,7 @@ class RopeRules:
     ``partial``: the default fraction of a head that is rotated; None: the family rotates the complete head and has no
     such field. ``interleaved``: see Rope. ``local_theta``: layers with a sliding window have their own rule without
     scaling; the pair is the field of older configs with its theta, and the default theta. ``rotated_field``: the field
-    with the number of rotated values, which replaces ``partial``.
+    with the number of rotated values, which replaces ``partial``. ``theta_factor``: the field with a factor of theta.
     """
 
     default: Mapping[str, Any] = field(default_factory=lambda: {"rope_theta": 10_000.0})
@@ -34,6 +34,7 @@ class RopeRules:
     interleaved: bool = False
     local_theta: tuple[str, float] | None = None
     rotated_field: str | None = None
+    theta_factor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,8 @@ def _listed(config: Fields, rules: RopeRules, sliding: tuple[bool, ...]) -> dict
 
 def _parameters(config: Fields, rules: RopeRules) -> dict[str, Any]:
     values = {name: config.get(name) for name in _NAMES}
+    if rules.theta_factor is not None:
+        values["rope_theta"] = rules.default["rope_theta"] * config.number(rules.theta_factor, 1.0)
     if all(value is None for value in values.values()):
         return dict(rules.default)
     theta = values.pop("rope_theta")

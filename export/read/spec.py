@@ -45,7 +45,8 @@ class ModelSpec:
     (): all have. ``recurrent_norms``: the norms of recurrent layers; None: ``norms``. ``layer_norm``: norms subtract
     the mean; they have weights and biases unless ``norm_weights`` or ``norm_biases`` is false. ``stored_by_head``: the
     projections, of "q", "k" and "v", whose rows a checkpoint stores in one tensor, by head of keys and values.
-    ``head_bias``: lm_head has a bias. ``position_rows``: see contract.decoder; 3 needs
+    ``head_bias``: lm_head has a bias. ``down_bias``: the last matmul of an MLP has one, whatever ``mlp_bias`` says.
+    ``normed_head``: the rows of lm_head are divided by their lengths. ``position_rows``: see contract.decoder; 3 needs
     Rope.sections. ``image_levels``: 0, or 1 and the number of first layers after which the states of images are added
     (DeepStack). ``images_both_ways``: for each layer, whether the tokens of an image attend to each other, also to
     later ones; (): in none.
@@ -88,6 +89,8 @@ class ModelSpec:
     norm_weights: bool = True
     norm_biases: bool = True
     stored_by_head: tuple[str, ...] = ()
+    down_bias: bool = False
+    normed_head: bool = False
     head_bias: bool = False
     position_rows: Literal[0, 3] = 0
     image_levels: int = 0
@@ -165,6 +168,8 @@ class ModelSpec:
             norm_weights=family.norm_weights,
             norm_biases=family.norm_biases,
             stored_by_head=family.stored_by_head,
+            down_bias=bias.mlp or bias.down,
+            normed_head=family.normed_head,
             head_bias=bias.head,
         )
         fields.finish(ignored)

@@ -13,21 +13,8 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"),
         *("OPTForCausalLM", "JAISLMHeadModel", "GPTNeoForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM"),
     ),
-    "its queries, keys and values are one tensor, W_pack": ("BaiChuanForCausalLM", "BaichuanForCausalLM"),
-    "its tensors have the names of ChatGLM's own code; GLM-4 checkpoints with -hf in their names are read": (
-        *("ChatGLMModel", "ChatGLMForConditionalGeneration"),
-    ),
-    "its tensors have the names of Qwen 1's own code; Qwen1.5 and later are read": ("QWenLMHeadModel",),
-    "its queries, keys and values are one tensor by key head, wqkv; InternLM 3 is read": (
-        *("InternLM2ForCausalLM", "InternLM2VEForCausalLM"),
-    ),
-    "its router is a softmax next to tensors of other names; Ling and Ring 2.0 are read": ("BailingMoeForCausalLM",),
-    "its keys and values are one tensor, key_value": ("TeleChatForCausalLM", "TeleChat2ForCausalLM"),
-    "its tensors have the names of EXAONE 3's own code (mlp.c_fc_0); EXAONE 4 is read": ("ExaoneForCausalLM",),
-    "its class is that of StableLM's own code; the same models with StableLmForCausalLM are read": (
-        "StableLMEpochForCausalLM",
-    ),
-    "its norms subtract the mean, next to other parts that are not read": ("OrionForCausalLM",),
+    "it has further weights for images in every MLP; InternLM 2 is read": ("InternLM2VEForCausalLM",),
+    "its published weights are pickles": ("Fairseq2LlamaForCausalLM",),
     "its norms have no weights, and it may bound queries, keys and values (clip_qkv); OLMo 2 and 3 are read": (
         "OlmoForCausalLM",
     ),
@@ -52,17 +39,8 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("MiniCPM3ForCausalLM", "MistralLarge3ForCausalLM", "PanguUltraMoEForCausalLM"),
     ),
     "it is described by code in the checkpoint, which is not run": (
-        *(
-            "Phi3SmallForCausalLM",
-            "AquilaModel",
-            "AquilaForCausalLM",
-            "DeepseekForCausalLM",
-            "Fairseq2LlamaForCausalLM",
-            "GritLM",
-        ),
-        *("HCXVisionForCausalLM", "InternLMForCausalLM", "LLaMAForCausalLM"),
-        *("PanguEmbeddedForCausalLM", "PanguProMoEV2ForCausalLM"),
-        *("Plamo3ForCausalLM", "Step3TextForCausalLM", "TeleFLMForCausalLM", "XverseForCausalLM"),
+        *("Phi3SmallForCausalLM", "HCXVisionForCausalLM", "PanguProMoEV2ForCausalLM", "Plamo3ForCausalLM"),
+        "Step3TextForCausalLM",
     ),
     "its layers run several times for each token": ("OuroForCausalLM",),
     "some of its layers add the output of much earlier ones (bskcn)": ("SolarForCausalLM",),

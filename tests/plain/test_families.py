@@ -7,11 +7,13 @@ import pytest
 from transformers import AutoConfig
 
 from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.read.families import renamed
 from tandemrt.export.read.families.registry import FAMILIES
 from tandemrt.export.read.layer import ClampedSwiglu, Experts
 from tandemrt.export.read.spec import ModelSpec
 from tests.plain.published_experts import PUBLISHED as PUBLISHED_EXPERTS
 from tests.plain.published_parallel import PUBLISHED as PUBLISHED_PARALLEL
+from tests.plain.published_renamed import PUBLISHED as PUBLISHED_RENAMED
 from tests.plain.published_variants import PUBLISHED as PUBLISHED_VARIANTS
 
 _LONG = {"long_factor": [1.0 + i for i in range(48)], "short_factor": [1.0] * 48, "type": "longrope"}
@@ -591,7 +593,7 @@ PUBLISHED = {
         }),
         lambda spec: spec.tied and [spec.rope_of(i) is None for i in range(4)] == [False, False, False, True],
     ),
-} | PUBLISHED_EXPERTS | PUBLISHED_PARALLEL | PUBLISHED_VARIANTS  # fmt: skip
+} | PUBLISHED_EXPERTS | PUBLISHED_PARALLEL | PUBLISHED_RENAMED | PUBLISHED_VARIANTS  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -613,10 +615,10 @@ REQUIRED = {
 THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
 
 
-WITHOUT_CLASS = {
-    "BailingMoeV2ForCausalLM",
-    "MiniCPMForCausalLM",
-}  # in transformers; its defaults are in its checkpoints' code
+WITHOUT_CLASS = {  # in transformers; its defaults are in its checkpoints' code
+    *("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "MiniCPMForCausalLM"),
+    *(name for row in renamed.ROWS for name in row.architectures),
+}
 
 
 def experts_of(config):
@@ -720,6 +722,28 @@ def test_further_published_fields_leave_the_spec_unchanged(name, fields):
     part = config.get("text_config", config)
     changed = config | (part | fields if part is config else {"text_config": part | fields})
     assert ModelSpec.from_hf(changed) == ModelSpec.from_hf(config)
+
+
+@pytest.mark.parametrize(
+    ("name", "architecture", "renamed_fields", "same"),
+    [
+        ("internlm-chat-7b", "LlamaForCausalLM", {"bias": "attention_bias"}, {}),
+        ("openPangu-Embedded-7B", "LlamaForCausalLM", {"bias": "attention_bias"}, {}),
+        ("Orion-14B-Chat", "StableLmForCausalLM", {"rms_norm_eps": "layer_norm_eps"}, {"partial_rotary_factor": 1.0}),
+        ("Tele-FLM", "LlamaForCausalLM", {}, {}),
+        ("Qwen-7B-Chat", "Qwen2ForCausalLM", {"layer_norm_epsilon": "rms_norm_eps"}, {"intermediate_size": 11008}),
+    ],
+)
+def test_a_family_without_a_class_has_the_spec_of_one_with_the_same_layers(name, architecture, renamed_fields, same):
+    config = json.loads(PUBLISHED[name][0])
+    spec = ModelSpec.from_hf(config)
+    kept = {"hidden_size", "intermediate_size", "max_position_embeddings", "num_attention_heads", "num_hidden_layers"}
+    kept |= {"num_key_value_heads", "rms_norm_eps", "rope_theta", "tie_word_embeddings", "vocab_size"}
+    fields = {name: value for name, value in config.items() if name in kept - {*renamed_fields}}
+    fields |= {common: config[own] for own, common in renamed_fields.items()} | same
+    theirs = ModelSpec.from_hf(fields | {"architectures": [architecture]})
+    differ = {"family": spec.family, "scales": spec.scales, "max_length": spec.max_length}
+    assert spec == dataclasses.replace(theirs, **differ)
 
 
 def test_minicpm_has_the_spec_of_a_granite_model():

@@ -67,15 +67,22 @@ _LIKE_GEMMA2: dict[str, Any] = {
 ROWS = (
     Family(
         "llama",
-        ("LlamaForCausalLM", "IQuestCoderForCausalLM", "InternLM3ForCausalLM"),
-        aliases=("iquestcoder", "internlm3"),
-        field_names={"qkv_bias": "attention_bias", "bias": "mlp_bias"},
+        (
+            *("LlamaForCausalLM", "IQuestCoderForCausalLM", "InternLM3ForCausalLM", "AquilaModel", "AquilaForCausalLM"),
+            *("LLaMAForCausalLM", "XverseForCausalLM"),
+        ),
+        aliases=("iquestcoder", "internlm3", "aquila", "xverse"),
+        field_names={
+            "qkv_bias": "attention_bias",
+            "bias": "mlp_bias",
+            "max_sequence_length": "max_position_embeddings",
+        },
         biases=of.named_biases,
         no_effect_values={"pretraining_tp": (1,), "clip_qkv": (None,)},
     ),
     Family(
         "mistral",
-        ("MistralForCausalLM",),
+        ("MistralForCausalLM", "GritLM"),
         defaults={"sliding_window": 4096},  # the default of transformers; null disables the window
         windows=uniform_window,
     ),
@@ -135,13 +142,19 @@ ROWS = (
     ),
     Family(
         "stablelm",
-        ("StableLmForCausalLM",),
+        ("StableLmForCausalLM", "StableLMEpochForCausalLM"),
+        aliases=("stablelm_epoch",),
+        field_names={"norm_eps": "layer_norm_eps", "rope_pct": "partial_rotary_factor"},
         layer_norm=True,
         norm_eps_field="layer_norm_eps",
         biases=of.use_qkv_bias,
         rope=RopeRules(partial=0.25),
-        no_effect_values={"qk_layernorm": (False,), "use_parallel_residual": (False,)},
-        unused_fields=("hidden_dropout",),
+        no_effect_values={
+            "qk_layernorm": (False,),
+            "rotary_scaling_factor": (1.0,),
+            "use_parallel_residual": (False,),
+        },
+        unused_fields=("hidden_dropout", "num_heads"),
     ),
     Family(
         "starcoder2",

@@ -257,6 +257,28 @@ ROWS = (
         experts=experts.deepseek_experts(),
     ),
     Family(
+        "deepseek",
+        ("DeepseekForCausalLM",),
+        defaults={"first_k_dense_replace": 0},
+        biases=of.attention_biases,
+        unused_fields=DEEPSEEK,
+        experts=experts.deepseek_v1_experts,
+    ),
+    Family(
+        "bailing_moe",
+        ("BailingMoeForCausalLM",),
+        tensor_names=tensor_names.BAILING,
+        defaults={"first_k_dense_replace": 0, "norm_topk_prob": True},
+        field_names={"num_experts": "n_routed_experts", "num_shared_experts": "n_shared_experts"},
+        rope=RopeRules(default={"rope_theta": 600_000.0}),
+        no_effect_values={
+            **dict.fromkeys(("multi_gate", "norm_head", "norm_softmax", "use_bias", "use_qkv_bias"), (False,)),
+            "router_type": ("topN",),
+        },
+        unused_fields=(*DEEPSEEK, "embedding_dropout", "output_dropout", "expert_capacity_factor"),
+        experts=experts.deepseek_v1_experts,
+    ),
+    Family(
         "bailing_moe_v2",
         ("BailingMoeV2ForCausalLM",),
         tensor_names=tensor_names.BAILING,

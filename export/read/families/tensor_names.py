@@ -80,3 +80,48 @@ PHI = (
     (re.compile(r"\.mlp\.fc1\."), ".mlp.up_proj."),
     (re.compile(r"\.mlp\.fc2\."), ".mlp.down_proj."),
 )
+INTERNLM2 = (
+    (re.compile(r"^model\.tok_embeddings\."), "model.embed_tokens."),
+    (re.compile(r"^output\."), "lm_head."),
+    (re.compile(r"\.attention_norm\."), ".input_layernorm."),
+    (re.compile(r"\.ffn_norm\."), ".post_attention_layernorm."),
+    (re.compile(r"\.attention\.wqkv\."), ".self_attn.qkv_proj."),
+    (re.compile(r"\.attention\.wo\."), ".self_attn.o_proj."),
+    (re.compile(r"\.feed_forward\.w1\."), ".mlp.gate_proj."),
+    (re.compile(r"\.feed_forward\.w3\."), ".mlp.up_proj."),
+    (re.compile(r"\.feed_forward\.w2\."), ".mlp.down_proj."),
+)
+BAICHUAN = ((re.compile(r"\.self_attn\.W_pack\."), ".self_attn.qkv_proj."),)
+QWEN = (
+    *_GPT,
+    (re.compile(r"\.self_attn\.c_attn\."), ".self_attn.qkv_proj."),
+    (re.compile(r"\.self_attn\.c_proj\."), ".self_attn.o_proj."),
+    (re.compile(r"\.mlp\.w2\."), ".mlp.gate_proj."),
+    (re.compile(r"\.mlp\.w1\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.c_proj\."), ".mlp.down_proj."),
+)
+CHATGLM = (
+    # The name of frequencies that a graph derives from the config (export/graph/weights.py).
+    (re.compile(r"^transformer\.rotary_pos_emb\."), "model.layers.0.self_attn.rotary_emb."),
+    (re.compile(r"^transformer\.embedding\.word_embeddings\."), "model.embed_tokens."),
+    (re.compile(r"^transformer\.encoder\.final_layernorm\."), "model.norm."),
+    (re.compile(r"^transformer\.encoder\.layers\."), "model.layers."),
+    (re.compile(r"^transformer\.output_layer\."), "lm_head."),
+    (re.compile(r"\.self_attention\."), ".self_attn."),
+    (re.compile(r"\.mlp\.dense_h_to_4h\."), ".mlp.gate_up_proj."),
+    *_DENSE,
+)
+EXAONE = (
+    *_GPT,
+    (re.compile(r"\.self_attn\.attention\."), ".self_attn."),
+    (re.compile(r"\.self_attn\.out_proj\."), ".self_attn.o_proj."),
+    (re.compile(r"\.mlp\.c_fc_0\."), ".mlp.gate_proj."),
+    (re.compile(r"\.mlp\.c_fc_1\."), ".mlp.up_proj."),
+    (re.compile(r"\.mlp\.c_proj\."), ".mlp.down_proj."),
+)
+TELECHAT = (
+    *_GPT,
+    *_DENSE,
+    (re.compile(r"\.self_attn\.query\."), ".self_attn.q_proj."),
+    (re.compile(r"\.self_attn\.key_value\."), ".self_attn.kv_proj."),
+)
