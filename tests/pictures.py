@@ -1,6 +1,7 @@
 """Requests with random pictures, and the proof that drafts change none of their texts."""
 
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,10 +52,14 @@ def drawn_request(draw: random.Random) -> tuple[list[dict[str, Any]], SamplingPa
     return asked(*parts, "end"), params
 
 
-def require_same_texts_without_drafts(llm: LLM, count: int) -> None:
-    """Send random requests together and then alone without drafts; texts and logprobs are equal, bit for bit."""
-    draw = random.Random(3)
-    requests = [drawn_request(draw) for _ in range(count)]
+def require_same_texts_without_drafts(llm: LLM, count: int, liked: Sequence[int] = ()) -> None:
+    """Send random requests together and then alone without drafts; texts and logprobs are equal, bit for bit.
+
+    ``liked``: tokens that every request prefers.
+    """
+    draw, bias = random.Random(3), dict.fromkeys(liked, 30.0)
+    drawn = [drawn_request(draw) for _ in range(count)]
+    requests = [(messages, params.model_copy(update={"logit_bias": bias})) for messages, params in drawn]
     together = llm.generate([messages for messages, _ in requests], [params for _, params in requests])
     assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
     for (messages, params), result in zip(requests, together, strict=True):

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.device.streams import Streams
@@ -89,12 +90,13 @@ class TowerRunner:
         return states
 
     def _computed(self, image: Image) -> torch.Tensor:
+        """Return the states in host memory as copies to the device need it: the loop's thread prepares no copies."""
         device, dtype = self._engine.device, getattr(torch, self._engine.contract["image_states"].dtype)
         with self._streams.active():
             states = torch.empty(image.tokens, self._width, dtype=dtype, device=device)
             inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
             self._engine.bind({**inputs, "image_states": states}).run()
-            return torch.empty(*states.shape, dtype=self._dtype, device=device).copy_(states).cpu()
+            return device_of(device).host_zeros(*states.shape, dtype=self._dtype).copy_(states)
 
 
 def _cancel_with(other: "Future[Any]", done: "Future[Any]") -> None:
@@ -129,9 +131,12 @@ def tower_inputs(image: Image) -> dict[str, npt.NDArray[Any]]:
         others |= {"corners": corners, "corner_weights": weights}
     if entry.window_side:
         others |= _windows(squares, entry)
-    channel = np.repeat(np.arange(3), entry.patch_size**2)
+    mean, std = (np.repeat(np.array(colour), entry.patch_size**2) for colour in (entry.mean, entry.std))
+    pixels = image.patches.astype(np.float32)
+    pixels *= (1 / 255 / std).astype(np.float32)
+    pixels -= (mean / std).astype(np.float32)
     return {
-        "pixels": colour_table(entry)[channel, image.patches],
+        "pixels": pixels,
         "positions": positions,
         **others,
     }
@@ -153,13 +158,6 @@ def _windows(squares: npt.NDArray[np.int64], entry: VisionEntry) -> dict[str, np
     places[order] = first[:, None] + np.arange(patches)
     flat = (len(counts), -1)
     return {"windows": windows.reshape(flat), "window_mask": mask.reshape(flat), "window_places": places.reshape(-1)}
-
-
-def colour_table(entry: VisionEntry) -> npt.NDArray[np.float32]:
-    """Return what the tower reads for each value of red, green and blue, [3, 256]."""
-    shares = np.arange(256) / 255
-    table: npt.NDArray[np.float32] = ((shares - np.array([entry.mean]).T) / np.array([entry.std]).T).astype(np.float32)
-    return table
 
 
 def _corners(

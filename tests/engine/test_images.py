@@ -9,6 +9,7 @@ import re
 import shutil
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.images import ImageReader
 from tandemrt.runtime.requests.prompt import Chat
 from tandemrt.runtime.requests.request import RequestOutput, StreamOutput
+from tests.engine.draft_kinds import DFLASH, EAGLE3, two_known
 from tests.engine.test_hybrid_heads import add_mtp
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import IMAGE_SETTINGS, IMAGE_TOKENS, tiny_checkpoint, tiny_tokenizer, tiny_vision, write_recipe
@@ -367,6 +369,16 @@ def test_an_mtp_layer_drafts_after_images(tmp_path: Path) -> None:
     drafting = f'kind = "mtp"\ncheckpoint = "{folder}"\nnum_draft_tokens = 4'
     with LLM(bundle(tmp_path, folder, "mtp", drafting=drafting)) as llm:
         require_same_texts_without_drafts(llm, 8)
+
+
+@pytest.mark.parametrize(("kind", "head"), [("eagle3", EAGLE3), ("dflash", DFLASH)])
+def test_a_head_that_reads_states_drafts_after_images(target: Path, tmp_path: Path, kind: str, head: Any) -> None:
+    folder = replace(head, max_length=400).save(tmp_path / "head")
+    drafting = f'kind = "{kind}"\ncheckpoint = "{folder}"\nnum_draft_tokens = 4'
+    with LLM(bundle(tmp_path, target, kind, drafting=drafting)) as llm:
+        require_same_texts_without_drafts(llm, 8, two_known(folder))
+        plain = SamplingParams(max_tokens=24, temperature=0, logit_bias=dict.fromkeys(two_known(folder), 30.0))
+        assert llm.chat(asked("see ", picture(1), "end"), plain).speculation.num_accepted_draft_tokens > 0
 
 
 @pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "BFLOAT16"), ("float16", "FLOAT")])

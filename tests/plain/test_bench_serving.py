@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from base64 import b64decode
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from tandemrt.engines.validation.errors import BadRequest
 from tools.bench.serving.load import figures
@@ -64,6 +67,18 @@ def test_random_prompts_differ_and_repeat_by_seed() -> None:
     assert first != second
     assert prompts("random:1000", 2, 5) == [first, second]
     assert prompts("random:1000", 2, 6) != [first, second]
+
+
+def test_image_prompts_differ_and_repeat_by_seed() -> None:
+    first, second = prompts("image:40", 2, 5)
+    image, question = first["messages"][0]["content"]
+    data = image["image_url"]["url"].removeprefix("data:image/png;base64,")
+    assert Image.open(BytesIO(b64decode(data))).size == (40, 40)
+    assert question["type"] == "text"
+    assert first != second
+    assert prompts("image:40", 2, 5) == [first, second]
+    with pytest.raises(BadRequest, match="image: must be followed by a number of pixels, received 'x'"):
+        prompts("image:x", 1, 5)
 
 
 def test_clients_of_a_closed_loop_send_one_request_at_a_time() -> None:

@@ -54,7 +54,8 @@ def load(
     prompts_from: Annotated[
         str | None,
         typer.Option(
-            "--prompts", help="A file (JSON, JSON lines; ShareGPT, SPEED-Bench), or random:LENGTH characters."
+            "--prompts",
+            help="A file (JSON, JSON lines; ShareGPT, SPEED-Bench), random:LENGTH characters, or image:SIDE pixels.",
         ),
     ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each text, at most.")] = 256,

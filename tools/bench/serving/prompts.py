@@ -3,7 +3,9 @@
 import json
 import random
 import string
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +19,42 @@ Fields = dict[str, Any]
 def prompts(source: str | None, count: int, seed: int) -> list[Fields]:
     """Return ``count`` prompts, from the beginning again if ``source`` has fewer.
 
-    ``source`` is a file, ``random:LENGTH`` (that many random letters and digits each), or None: the included questions.
-    A file is JSON or JSON lines. A row has ``prompt``, ``messages``, ``conversations`` (ShareGPT) or ``turns``
-    (SPEED-Bench, MT-Bench). Of a conversation the first turn is the prompt. Conversations without a question are left
-    out; ShareGPT has some. Raises BadRequest.
+    ``source`` is a file, ``random:LENGTH`` (that many random letters and digits each), ``image:SIDE`` (a question about
+    a random image of SIDE x SIDE pixels), or None: the included questions. A file is JSON or JSON lines. A row has
+    ``prompt``, ``messages``, ``conversations`` (ShareGPT) or ``turns`` (SPEED-Bench, MT-Bench). Of a conversation the
+    first turn is the prompt. Conversations without a question are left out; ShareGPT has some. Raises BadRequest.
     """
     if source is not None and source.startswith("random:"):
-        return _random(source.removeprefix("random:"), count, seed)
+        return _random(_size(source), count, seed)
+    if source is not None and source.startswith("image:"):
+        drawn = random.Random(seed)
+        return [_about_image(_size(source), drawn) for _ in range(count)]
     rows = list(_read(BENCH_PROMPTS if source is None else Path(source)))
     return [rows[at % len(rows)] for at in range(count)]
 
 
-def _random(length: str, count: int, seed: int) -> list[Fields]:
-    if not length.isdecimal() or not int(length):
-        raise BadRequest(f"--prompts: random: must be followed by a number of characters, received {quoted(length)}")
+def _size(source: str) -> int:
+    kind, _, size = source.partition(":")
+    if not size.isdecimal() or not int(size):
+        unit = {"random": "characters", "image": "pixels"}[kind]
+        raise BadRequest(f"--prompts: {kind}: must be followed by a number of {unit}, received {quoted(size)}")
+    return int(size)
+
+
+def _random(length: int, count: int, seed: int) -> list[Fields]:
     drawn = random.Random(seed)
-    return [
-        {"prompt": "".join(drawn.choices(string.ascii_letters + string.digits, k=int(length)))} for _ in range(count)
-    ]
+    return [{"prompt": "".join(drawn.choices(string.ascii_letters + string.digits, k=length))} for _ in range(count)]
+
+
+def _about_image(side: int, drawn: random.Random) -> Fields:
+    from PIL import Image
+
+    file = BytesIO()
+    squares = Image.frombytes("RGB", (8, 8), drawn.randbytes(192))
+    squares.resize((side, side), Image.Resampling.NEAREST).save(file, "PNG")
+    url = f"data:image/png;base64,{b64encode(file.getvalue()).decode()}"
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What do you see?"}]
+    return {"messages": [{"role": "user", "content": parts}]}
 
 
 def _read(path: Path) -> Iterator[Fields]:

@@ -76,6 +76,7 @@ def _open_engine(opening: Opening, weights: "SharedWeights | None", name: Engine
         device=device,
         threads=threads,
         optimized=not entry.optimized,
+        tf32=name == "vision" and bundle.contract("target")["image_states"].dtype != contract["image_states"].dtype,
         initializers={} if weights is None else weights.of(entry),
     )
     if not device_of(device).on_host or name not in _ON_FIRST_USE:
