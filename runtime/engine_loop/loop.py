@@ -106,6 +106,7 @@ class EngineLoop:
         target.end_waits(scheduler.overdue)
         self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
         self._runs_ahead = not device_of(streams.device).on_host  # a step enqueues work and returns
+        self._prompts_in_flight = False  # whether the last step has enqueued a round that nothing waits for
         self._served = False  # whether a request was in a slot during the last step
 
     @property
@@ -115,7 +116,7 @@ class EngineLoop:
 
     def step(self) -> None:
         """Run one round and commit the round before it."""
-        if self._last is None and self._runs_ahead:  # the device waits for this step
+        if self._runs_ahead and self._last is None and not self._prompts_in_flight:  # the device is idle
             self.scheduler.gather(self.planner.chunk)
             with self.scheduler.arrivals.preparing():
                 self._step()
@@ -142,6 +143,7 @@ class EngineLoop:
             self._stages.commit(last, self._stages.fetch(None, last))
         else:
             self._timeline.pause()
+        self._prompts_in_flight = round_.has_work and self._last is None
         if self.idle:  # rounds of the warm-up may follow, which use free slots
             self._flush_slots()
 
