@@ -8,6 +8,7 @@ from typing import Protocol, cast
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.parallel import map_in_threads
+from tandemrt.engines.recipe.backend_status import BackendStatus
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.tensors import torch
@@ -39,6 +40,9 @@ class Opener(Protocol):
 
     def require_memory(self, bundle: Bundle, device: torch.device) -> None:
         """Raise BackendUnavailable if the device has too little memory for the engines, before any is open."""
+
+    def backend_status(self, name: str) -> BackendStatus:
+        """Return what the backend ``name`` can do on this machine. Its engine library may be missing."""
 
 
 def engines_in_use(bundle: Bundle) -> list[EngineName]:
