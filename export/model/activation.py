@@ -97,6 +97,19 @@ def clamped_swiglu(b: GraphBuilder, gate: ir.Value, up: ir.Value, how: ClampedSw
     return b.op("Mul", b.op("Add", up, b.constant(how.offset, dtype)) if how.offset else up, glu)
 
 
+def xielu(b: GraphBuilder, x: ir.Value, w: Weights, name: str) -> ir.Value:
+    """Return xIELU (arXiv 2411.13010) of ``x``, computed in float32, with the learned parameters of ``name``."""
+    wide = b.cast(x, "float32")
+    names = (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ()))
+    positive, negative, beta, least = (b.cast(w.stored(f"{name}.{part}", shape), "float32") for part, shape in names)
+    positive, negative = b.op("Softplus", positive), b.op("Add", beta, b.op("Softplus", negative))
+    exponential = b.op("Sub", b.op("Exp", b.op("Min", wide, least)), b.constant(1.0, "float32"))
+    is_positive = b.op("Greater", wide, b.constant(0.0, "float32"))
+    bent = b.op("Where", is_positive, b.op("Mul", wide, wide), b.op("Sub", exponential, wide))
+    factor = b.op("Where", is_positive, positive, negative)
+    return b.cast(b.op("Add", b.op("Mul", bent, factor), b.op("Mul", wide, beta)), w.dtype)
+
+
 def _activated(b: GraphBuilder, x: ir.Value, kind: Activation) -> ir.Value:
     match kind:
         case "silu":

@@ -11,7 +11,7 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.rotary import Rotary, arange, call_positions, query_scales
-from tandemrt.export.read.layer import Heads
+from tandemrt.export.read.layer import Heads, OutputGate
 from tandemrt.export.read.rope import Rope
 from tandemrt.export.read.spec import ModelSpec
 
@@ -40,7 +40,7 @@ class AttentionWeights:
         sinks: name of the attention sinks, [heads] logits added to every softmax; None: the layer has none.
         reads_earlier: the layer has no keys and values; it reads the updated cache of an earlier layer.
         values_are_keys: the values are the keys before their norm.
-        head_gate: the matmul whose sigmoid multiplies the output of each head; None: there is none.
+        gate: the matmul of the gate of the output; None: there is none.
     """
 
     name: str
@@ -55,7 +55,7 @@ class AttentionWeights:
     sinks: str | None
     reads_earlier: bool = False
     values_are_keys: bool = False
-    head_gate: Linear | None = None
+    gate: Linear | None = None
 
 
 def query_and_gate(
@@ -76,14 +76,19 @@ def gated_output(b: GraphBuilder, mixed: ir.Value, gate: ir.Value | None) -> ir.
     return mixed if gate is None else b.op("Mul", mixed, b.op("Sigmoid", gate))
 
 
-def gated_heads(b: GraphBuilder, mixed: ir.Value, x: ir.Value, w: Weights, attention: AttentionWeights) -> ir.Value:
-    """Return the output of each head times sigmoid of its gate, a matmul of ``x``; the output itself without a gate."""
-    if attention.head_gate is None:
+def gated(
+    b: GraphBuilder, mixed: ir.Value, x: ir.Value, w: Weights, attention: AttentionWeights, how: OutputGate | None
+) -> ir.Value:
+    """Return the output of attention times its gate, a function of a matmul of ``x``; the output itself without one."""
+    if attention.gate is None or how is None:
         return mixed
-    heads = attention.heads
-    factors = b.op("Unsqueeze", b.op("Sigmoid", attention.head_gate(b, x, w)), b.constant([-1]))
+    heads, logits = attention.heads, attention.gate(b, x, w)
+    factors = b.op("Sigmoid" if how.function == "sigmoid" else "Softplus", logits)
+    if how.per_value:
+        return b.op("Mul", mixed, factors)
     split = b.op("Reshape", mixed, b.constant([0, 0, heads.query, heads.dim]))
-    joined = b.op("Reshape", b.op("Mul", split, factors), b.constant([0, 0, heads.query * heads.dim]))
+    product = b.op("Mul", split, b.op("Unsqueeze", factors, b.constant([-1])))
+    joined = b.op("Reshape", product, b.constant([0, 0, heads.query * heads.dim]))
     joined.shape = ir.Shape([*dims_of(x)[:2], heads.query * heads.dim])  # a Reshape loses the name of padded tokens
     return joined
 

@@ -18,7 +18,7 @@ from tandemrt.export.model.attention import (
     AttentionWeights,
     LayerCache,
     bounded,
-    gated_heads,
+    gated,
     gated_output,
     query_and_gate,
 )
@@ -178,7 +178,7 @@ class GroupedAttention:
             mixed = latent_outputs(b, vectors, w, self.spec, latent, attention.name)
         if variants.value_dim:
             mixed = self._cut_values(b, mixed, attention.heads, x)
-        return gated_heads(b, gated_output(b, mixed, gate), x, w, attention), LayerCache(key, value)
+        return gated(b, gated_output(b, mixed, gate), x, w, attention, variants.gate), LayerCache(key, value)
 
     def _over_cache(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights, cached: LayerCache

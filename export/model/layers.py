@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.activation import GatedActivation, activate, clamped_swiglu
+from tandemrt.export.model.activation import GatedActivation, activate, clamped_swiglu, xielu
 from tandemrt.export.model.attention import Attention, AttentionWeights, LayerCache
 from tandemrt.export.model.experts import is_like_the_others
 from tandemrt.export.model.layer_inputs import with_own_input
@@ -190,7 +190,7 @@ def _added(b: GraphBuilder, hidden: ir.Value, x: ir.Value, spec: ModelSpec, dtyp
 
 def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeights:
     """Return the attention weights of a layer, whose tensors are called ``name``."""
-    heads, norm, rope = spec.heads_of(layer), spec.qk_norm, spec.rope_of(layer)
+    heads, norm, rope, gate = spec.heads_of(layer), spec.qk_norm, spec.rope_of(layer), spec.variants.gate
     widths = {
         "q": heads.query * heads.dim * (2 if spec.gated_attention else 1),
         "k": heads.kv * heads.dim,
@@ -217,7 +217,7 @@ def attention_weights(spec: ModelSpec, layer: int, name: str) -> AttentionWeight
         sinks=f"{name}.sinks" if spec.sinks_of(layer) else None,
         reads_earlier=spec.cache_of(layer) != layer,
         values_are_keys=spec.variants.values_are_keys and spec.window_of(layer) is None,
-        head_gate=Linear.stored(f"{name}.g_proj", heads.query) if spec.variants.head_gates else None,
+        gate=Linear.stored(f"{name}.g_proj", heads.query * (heads.dim if gate.per_value else 1)) if gate else None,
     )
 
 
@@ -290,6 +290,8 @@ def _mlp(
     down = Linear.stored(f"{name}.down_proj", spec.hidden, bias=spec.down_bias)
     if (clamp := spec.mlp_clamp_of(layer)) is not None:
         return down(b, clamped_swiglu(b, gate(b, x, w), up(b, x, w), clamp, w.dtype), w)
+    if spec.activation == "xielu":
+        return down(b, xielu(b, up(b, x, w), w, f"{name}.act_fn"), w)
     if spec.scales.mlp_gate != 1.0 or spec.scales.mlp_output != 1.0:
         scaled = scaled_by(b, gate(b, x, w), spec.scales.mlp_gate, w.dtype)
         update = down(b, activate(b, scaled, up(b, x, w), spec.activation), w)

@@ -14,7 +14,7 @@ from tandemrt.engines.contract.dtypes import FLOAT8
 from tandemrt.engines.contract.operators import SCHEMAS
 from tandemrt.export.graph.builder import DTYPES, GraphBuilder, dims_of, without_trailing_none
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.attention import AttentionWeights, LayerCache, bounded, gated_output
+from tandemrt.export.model.attention import AttentionWeights, LayerCache, bounded, gated, gated_output
 from tandemrt.export.model.linear import merge_linears
 from tandemrt.export.model.norm import norm_weight, stored_norm
 from tandemrt.export.model.rotary import Rotary, Tables, head_order, whole_head_tables
@@ -110,7 +110,8 @@ class PagedAttention:
             **scales,
         )
         mixed.name = f"mixed.{attention.layer}"
-        return gated_output(b, mixed, gate), LayerCache(key, value)
+        mixed = gated(b, gated_output(b, mixed, gate), x, w, attention, self.spec.variants.gate)
+        return mixed, LayerCache(key, value)
 
     def _projected(
         self, b: GraphBuilder, x: ir.Value, w: Weights, attention: AttentionWeights

@@ -154,7 +154,8 @@ def _unsupported_by_experts(spec: ModelSpec, experts: Experts | None) -> str | N
 def _unsupported_variants(spec: ModelSpec) -> str | None:
     """Return the part in which layers differ that a paged cache does not support, or None."""
     variants = spec.variants
-    if variants.value_dim or variants.head_gates or any((*variants.expert_clamps, *variants.mlp_clamps)):
+    gates_heads = variants.gate is not None and not variants.gate.per_value
+    if variants.value_dim or gates_heads or any((*variants.expert_clamps, *variants.mlp_clamps)):
         return (
             f"{spec.family} has values smaller than keys, gates of heads or bounds of activations by layer, which run "
             f"on a CPU alone; choose {CPU}"

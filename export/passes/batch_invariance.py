@@ -29,7 +29,7 @@ _ALLOWED = {
     "": frozenset(
         (
             *("Add", "Sub", "Mul", "Div", "Neg", "Exp", "Sin", "Cos", "Tanh", "Sigmoid", "Gelu", "Relu"),
-            *("RotaryEmbedding", "Log", "Max", "Greater", "Where", "Cast", "Identity"),
+            *("Clip", "Min", "Softplus", "RotaryEmbedding", "Log", "Max", "Greater", "Where", "Cast", "Identity"),
             *("Constant", "Shape", "Range", "Expand", "Reshape", "Squeeze", "Unsqueeze", "Transpose"),
             *("Concat", "Split", "Slice", "Gather", "GatherElements", "ScatterElements"),
         )

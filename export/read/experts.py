@@ -307,6 +307,29 @@ def deepseek_experts(
     return read
 
 
+def pangu_experts(fields: Fields, layers: int) -> Experts:
+    """openPangu Ultra: as DeepSeek-V3, but the correction is optional."""
+    experts = deepseek_experts()(fields, layers)
+    corrected = fields.flag("router_enable_expert_bias", False)
+    return replace(experts, router=replace(experts.router, correction=corrected))
+
+
+def laguna_experts(fields: Fields, layers: int) -> Experts:
+    """Laguna: a sigmoid with a correction, and a shared expert."""
+    fields.only("moe_apply_router_weight_on_input", False)
+    fields.only("moe_router_logit_softcapping", 0.0)
+    experts = _experts(
+        fields.integer("num_experts", 256),
+        fields.integer("num_experts_per_tok", 8),
+        fields.integer("moe_intermediate_size", 512),
+        True,
+        _sparse_layers(fields, layers),
+    )
+    router = Router("sigmoid", correction=True, scale=fields.number("moe_routed_scaling_factor", 1.0))
+    shared = SharedExpert(fields.integer("shared_expert_intermediate_size", 512), "shared_expert")
+    return replace(experts, router=router, shared=shared)
+
+
 def deepseek_v1_experts(fields: Fields, layers: int) -> Experts:
     """DeepSeek 1 and Ling 1: a softmax over all experts, and shared experts."""
     fields.only("scoring_func", "softmax")

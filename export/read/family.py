@@ -96,6 +96,10 @@ def phimoe_biases(fields: Fields) -> Biases:
     return Biases(attention, attention, head=fields.flag("lm_head_bias", False))
 
 
+def always_biased(fields: Fields) -> Biases:  # noqa: ARG001
+    return Biases(qkv=True, out=True, mlp=True)
+
+
 def one_bias(fields: Fields) -> Biases:
     return Biases(*[fields.flag("use_bias", False)] * 3)
 
@@ -177,9 +181,21 @@ def query_scalar(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa:
     return Scales(attention=fields.number("query_pre_attn_scalar", head_dim) ** -0.5)
 
 
+def bounded_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
+    """OLMo 1: ``clip_qkv`` bounds queries, keys and values."""
+    bound = 0.0 if fields.get("clip_qkv") is None else fields.number("clip_qkv")
+    return Scales(attention=head_dim**-0.5, qkv_bound=bound)
+
+
 def embedding_scale(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
     """Gemma 1: embeddings are scaled."""
     return Scales(attention=head_dim**-0.5, embedding=hidden**0.5)
+
+
+def mup_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:
+    """AFMoE: embeddings are scaled with ``mup_enabled``."""
+    scaled = fields.flag("mup_enabled", False)
+    return embedding_scale(fields, head_dim, hidden) if scaled else plain_scales(fields, head_dim, hidden)
 
 
 def falcon_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001

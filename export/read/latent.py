@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
@@ -48,6 +48,12 @@ def latent(fields: Fields) -> Latent:
         fields.integer("v_head_dim", 128),
         fields.flag("attention_bias", False),
     )
+
+
+def minicpm3_latent(fields: Fields) -> Latent:
+    """MiniCPM 3: without a width of values, heads share the hidden state."""
+    width = fields.integer("hidden_size") // fields.integer("num_attention_heads")
+    return replace(latent(fields), value=fields.integer("v_head_dim", width))
 
 
 def latent_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001

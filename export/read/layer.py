@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "xielu"]
 GateUp = Literal["separate", "interleaved", "halves"]
 
 
@@ -30,6 +30,14 @@ class LayerInputs:
 
 
 @dataclass(frozen=True)
+class OutputGate:
+    """A gate of the output of attention: ``function`` of one more matmul, with an output per head or ``per_value``."""
+
+    per_value: bool = False
+    function: Literal["sigmoid", "softplus"] = "sigmoid"
+
+
+@dataclass(frozen=True)
 class Variants:
     """How layers differ from those of other models; the defaults are the common layer.
 
@@ -39,8 +47,8 @@ class Variants:
     earlier layer of its kind, sliding or not, and its MLP has width ``sharing_intermediate``. ``scaled``: one stored
     factor multiplies the residual stream after each layer. ``value_dim``: a head of values has fewer values than one of
     keys, which are cached with zeros after them; 0: as many. ``value_scale`` multiplies them. ``sliding_sinks``: of the
-    layers only those with a sliding window have attention sinks. ``head_gates``: the sigmoid of one more matmul
-    multiplies the output of each head. ``expert_clamps``: for each layer what replaces the activation of its experts,
+    layers only those with a sliding window have attention sinks. ``gate`` multiplies the output of attention.
+    ``expert_clamps``: for each layer what replaces the activation of its experts,
     and ``mlp_clamps`` that of its MLP or shared expert; None: nothing; (): nothing in any layer.
     """
 
@@ -54,7 +62,7 @@ class Variants:
     value_dim: int = 0
     value_scale: float = 1.0
     sliding_sinks: bool = False
-    head_gates: bool = False
+    gate: OutputGate | None = None
     expert_clamps: tuple["ClampedSwiglu | None", ...] = ()
     mlp_clamps: tuple["ClampedSwiglu | None", ...] = ()
 

@@ -24,7 +24,7 @@ _COMMON = (
     (re.compile(r"\.mlp\.router(?:\.layer|\.gate)?\."), ".mlp.gate."),  # gpt-oss, Granite, Hunyuan 3
     (re.compile(r"\.mlp\.gate\.wg\."), ".mlp.gate."),  # Hunyuan
     (
-        re.compile(r"\.mlp\.(?:moe_statics\.|gate\.)?(?:e_score_correction_bias|expert_bias)"),
+        re.compile(r"\.mlp\.(?:moe_statics\.|gate\.|experts\.)?(?:e_score_correction_bias|expert_bias)"),
         ".mlp.gate.e_score_correction_bias",
     ),
 )

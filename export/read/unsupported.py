@@ -15,13 +15,9 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     ),
     "it has further weights for images in every MLP; InternLM 2 is read": ("InternLM2VEForCausalLM",),
     "its published weights are pickles": ("Fairseq2LlamaForCausalLM",),
-    "its norms have no weights, and it may bound queries, keys and values (clip_qkv); OLMo 2 and 3 are read": (
-        "OlmoForCausalLM",
-    ),
     "its queries, keys and values are one tensor with bounds (clip_qkv), and its norms subtract the mean": (
         "DbrxForCausalLM",
     ),
-    "its queries, keys and values are one tensor by head, and its norms subtract the mean": ("PersimmonForCausalLM",),
     "its queries, keys and values are one tensor in an order of its own": ("CodeGenForCausalLM",),
     "it has no attention: all of its layers are recurrent (Mamba)": (
         *("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM"),
@@ -32,12 +28,8 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         *("MiniMaxForCausalLM", "MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
     ),
     "it has recurrent layers of another kind": ("Plamo2ForCausalLM",),
-    "its attention has an output gate with a matmul of its own": ("AfmoeForCausalLM", "LagunaForCausalLM"),
-    "its activation has learned parameters": ("ApertusForCausalLM",),
     "its experts run next to an MLP of their own": ("ArcticForCausalLM", "Grok1ModelForCausalLM"),
-    f"{_LATENT}, with parts that are not read": (
-        *("MiniCPM3ForCausalLM", "MistralLarge3ForCausalLM", "PanguUltraMoEForCausalLM"),
-    ),
+    f"{_LATENT}, with parts that are not read": ("MistralLarge3ForCausalLM",),
     "it is described by code in the checkpoint, which is not run": (
         *("Phi3SmallForCausalLM", "HCXVisionForCausalLM", "PanguProMoEV2ForCausalLM", "Plamo3ForCausalLM"),
         "Step3TextForCausalLM",

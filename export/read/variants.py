@@ -5,7 +5,7 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer import UNIFORM, ClampedSwiglu, Heads, LayerInputs, Scales, Variants
+from tandemrt.export.read.layer import UNIFORM, ClampedSwiglu, Heads, LayerInputs, OutputGate, Scales, Variants
 from tandemrt.export.read.layer_kinds import Windows, without_mtp
 
 
@@ -62,7 +62,31 @@ def mimo_v2_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
 
 def lfm3_attention(fields: Fields, heads: Heads, windows: Windows) -> Variants:  # noqa: ARG001
     """LFM3: a gate per head."""
-    return Variants(head_gates=fields.flag("use_attention_gate", True))
+    return Variants(gate=OutputGate() if fields.flag("use_attention_gate", True) else None)
+
+
+def afmoe_attention(fields: Fields, heads: Heads, windows: Windows) -> Variants:  # noqa: ARG001
+    """AFMoE: a gate per value."""
+    return Variants(gate=OutputGate(per_value=True))
+
+
+def laguna_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
+    """Laguna: a softplus as gate, per head or per value, and a number of query heads for each layer."""
+    kinds = {True: False, "per-head": False, "per-element": True}
+    fields.only("gating", *kinds)
+    counts, layers = fields.get("num_attention_heads_per_layer"), len(windows[1])
+    if counts is not None and (
+        not isinstance(counts, list)
+        or len(counts) != layers
+        or not all(type(count) is int and count > 0 and count % heads.kv == 0 for count in counts)
+    ):
+        raise BadCheckpoint(
+            f"config.json: num_attention_heads_per_layer should hold a multiple of num_key_value_heads, {heads.kv}, "
+            f"for each of {layers} layers, it is {quoted(counts)}"
+        )
+    gate = OutputGate(per_value=kinds[fields.get("gating", True)], function="softplus")
+    of_layers = None if counts is None else tuple(Heads(count, heads.kv, heads.dim) for count in counts)
+    return Variants(heads=of_layers, gate=gate)
 
 
 def step_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
@@ -93,7 +117,7 @@ def step_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
         )
     return Variants(
         heads=tuple(Heads(query, heads.kv, heads.dim) if slides else heads for slides in sliding),
-        head_gates=True,
+        gate=OutputGate(),
         expert_clamps=_clamps(fields, "swiglu_limits", len(sliding)),
         mlp_clamps=_clamps(fields, "swiglu_limits_shared", len(sliding)),
     )

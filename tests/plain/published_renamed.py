@@ -30,8 +30,22 @@ _GLM4 = {
     "seq_length": 131072, "use_cache": True, "torch_dtype": "bfloat16", "transformers_version": "4.30.2",
     "tie_word_embeddings": False, "eos_token_id": [151329, 151336, 151338], "pad_token_id": 151329,
 }  # fmt: skip
+_PANGU = {  # fields of its converted config, which vLLM reads
+    "architectures": ["PanguUltraMoEForCausalLM"], "model_type": "pangu_ultra_moe", "attention_bias": False,
+    "bos_token_id": 0, "eos_token_id": 45892, "first_k_dense_replace": 3, "hidden_act": "silu", "hidden_size": 7680,
+    "initializer_range": 0.02, "intermediate_size": 18432, "kv_lora_rank": 512, "max_position_embeddings": 131072,
+    "moe_intermediate_size": 2048, "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+    "num_attention_heads": 128, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_nextn_predict_layers": 1,
+    "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "rms_norm_eps": 1e-5,
+    "rope_theta": 25600000, "routed_scaling_factor": 2.5, "sandwich_norm": True, "tie_word_embeddings": False,
+    "v_head_dim": 128, "vocab_size": 153600,
+}  # fmt: skip
 
 PUBLISHED = {
+    "openPangu-Ultra-MoE-718B": (
+        json.dumps(_PANGU),
+        lambda spec: not spec.experts.router.correction and spec.norms.after_mlp == "post_mlp_layernorm",
+    ),
     "internlm2_5-7b-chat": (
         json.dumps(_INTERNLM2),
         lambda spec: (spec.kv_heads, spec.qkv_bias, spec.rope.theta) == (8, False, 1e6) and spec.max_length == 32768,

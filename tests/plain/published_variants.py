@@ -30,6 +30,72 @@ def _gemma4(**text: object) -> str:
 
 
 PUBLISHED = {
+    "Apertus-8B-Instruct-2509": (
+        json.dumps({
+            "architectures": ["ApertusForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "bos_token_id": 1, "eos_token_id": [68, 72, 2], "hidden_act": "xielu", "hidden_dropout": 0.0,
+            "hidden_size": 4096, "initializer_range": 0.02, "intermediate_size": 21504,
+            "max_position_embeddings": 65536, "mlp_bias": False, "model_type": "apertus", "num_attention_heads": 32,
+            "num_hidden_layers": 32, "num_key_value_heads": 8, "pad_token_id": 3, "post_norm": False,
+            "qk_norm": True, "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "factor": 8.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3", "type": "llama3",
+            },
+            "rope_theta": 12000000, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+            "transformers_version": "4.55.0.dev0", "use_cache": True, "vocab_size": 131072,
+        }),
+        lambda spec: (spec.activation, spec.gated, spec.rope.kind) == ("xielu", False, "llama3"),
+    ),
+    "OLMo-7B-0724-hf": (
+        json.dumps({
+            "architectures": ["OlmoForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "clip_qkv": 8.0, "eos_token_id": 50279, "hidden_act": "silu", "hidden_size": 4096,
+            "initializer_range": 0.02, "intermediate_size": 11008, "max_position_embeddings": 4096,
+            "model_type": "olmo", "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+            "pad_token_id": 1, "rope_scaling": None, "rope_theta": 10000.0, "tie_word_embeddings": False,
+            "torch_dtype": "float32", "transformers_version": "4.40.2", "use_cache": True, "vocab_size": 50304,
+        }),
+        lambda spec: (spec.scales.qkv_bound, spec.norm_weights, spec.norm_eps) == (8.0, False, 1e-5),
+    ),
+    "MiniCPM3-4B": (
+        json.dumps({
+            "architectures": ["MiniCPM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+            "auto_map": {"AutoModelForCausalLM": "modeling_minicpm.MiniCPM3ForCausalLM"}, "bos_token_id": 1,
+            "dim_model_base": 256, "eos_token_id": [2, 73440], "hidden_act": "silu", "hidden_size": 2560,
+            "initializer_range": 0.1, "intermediate_size": 6400, "kv_lora_rank": 256,
+            "max_position_embeddings": 32768, "model_type": "minicpm3", "num_attention_heads": 40,
+            "num_hidden_layers": 62, "num_key_value_heads": 40, "q_lora_rank": 768, "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 32, "rms_norm_eps": 1e-05,
+            "rope_scaling": {
+                "type": "longrope", "original_max_position_embeddings": 32768,
+                "long_factor": [1.0 + i for i in range(16)], "short_factor": [1.0] * 16,
+            },
+            "scale_depth": 1.4, "scale_emb": 12, "torch_dtype": "bfloat16", "transformers_version": "4.41.0",
+            "use_cache": True, "vocab_size": 73448,
+        }),
+        lambda spec: (spec.latent.rank, spec.latent.value, spec.scales.logits) == (256, 64, 10.0) and spec.tied,
+    ),
+    "Trinity-Nano-Preview": (
+        json.dumps({
+            "architectures": ["AfmoeForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 0, "eos_token_id": 3,
+            "global_attn_every_n_layers": 4, "head_dim": 128, "hidden_act": "silu", "hidden_size": 1024,
+            "initializer_range": 0.02, "intermediate_size": 3072, "layer_types": [
+                *["sliding_attention"] * 3, "full_attention",
+            ] * 14,
+            "load_balance_coeff": 0.0005, "max_position_embeddings": 131072, "model_type": "afmoe",
+            "moe_intermediate_size": 256, "mup_enabled": True, "n_group": 1, "num_attention_heads": 8,
+            "num_dense_layers": 2, "num_expert_groups": 1, "num_experts": 128, "num_experts_per_tok": 8,
+            "num_hidden_layers": 56, "num_key_value_heads": 2, "num_limited_groups": 1, "num_shared_experts": 1,
+            "pad_token_id": 12, "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000,
+            "route_norm": True, "route_scale": 2.826, "score_func": "sigmoid", "sliding_window": 2048,
+            "tie_word_embeddings": False, "topk_group": 1, "use_cache": True, "use_grouped_mm": True,
+            "vocab_size": 200192,
+        }),
+        lambda spec: (spec.experts.router.scale, spec.scales.embedding, spec.variants.gate.per_value)
+        == (2.826, 32.0, True)
+        and spec.rope_of(3) is None,
+    ),
     "LFM3-1.7B": (  # the fields of its class in transformers
         json.dumps({
             "architectures": ["Lfm3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
@@ -45,7 +111,7 @@ PUBLISHED = {
             "use_sandwich_norm": True, "vocab_size": 128000,
         }),
         lambda spec: (spec.recurrent.kernel, spec.recurrent.layers[:5]) == (7, (True, True, False, True, False))
-        and [spec.window_of(layer) for layer in (2, 4)] == [None, 256] and spec.variants.head_gates
+        and [spec.window_of(layer) for layer in (2, 4)] == [None, 256] and spec.variants.gate is not None
         and [(rope.kind, rope.theta) for rope in (spec.rope, spec.local_rope)] == [
             ("proportional", 1e6), ("default", 1e4)
         ],

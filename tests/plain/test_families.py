@@ -617,6 +617,7 @@ THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
 
 WITHOUT_CLASS = {  # in transformers; its defaults are in its checkpoints' code
     *("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "MiniCPMForCausalLM"),
+    "PanguUltraMoEForCausalLM",
     *(name for row in renamed.ROWS for name in row.architectures),
 }
 
@@ -744,6 +745,16 @@ def test_a_family_without_a_class_has_the_spec_of_one_with_the_same_layers(name,
     theirs = ModelSpec.from_hf(fields | {"architectures": [architecture]})
     differ = {"family": spec.family, "scales": spec.scales, "max_length": spec.max_length}
     assert spec == dataclasses.replace(theirs, **differ)
+
+
+def test_openpangu_ultra_has_the_spec_of_deepseek_v3_with_further_norms():
+    config = json.loads(PUBLISHED["openPangu-Ultra-MoE-718B"][0]) | {"router_enable_expert_bias": True}
+    spec = ModelSpec.from_hf(config)
+    own = {"architectures", "model_type", "router_enable_expert_bias", "sandwich_norm"}
+    fields = {name: value for name, value in config.items() if name not in own}
+    groups = {"n_group": 1, "topk_group": 1}
+    theirs = ModelSpec.from_hf(fields | groups | {"architectures": ["DeepseekV3ForCausalLM"]})
+    assert spec == dataclasses.replace(theirs, family=spec.family, norms=spec.norms)
 
 
 def test_minicpm_has_the_spec_of_a_granite_model():

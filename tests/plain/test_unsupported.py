@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tandemrt.export.model.support import unsupported
-from tandemrt.export.read.layer import ClampedSwiglu, Router
+from tandemrt.export.read.layer import ClampedSwiglu, OutputGate, Router
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import HEAD_DIMS
 from tests.plain.test_families import PUBLISHED
@@ -47,7 +47,7 @@ EXPERTS, LATENT, PLAIN = "Qwen3-30B-A3B", "DeepSeek-V3", "Qwen3-VL-4B-Instruct"
             "a bound after the activation",
         ),
         (PLAIN, "variants", {"value_norm": True}, {"value_dim": 64}, "values smaller than keys"),
-        (PLAIN, "variants", {"scaled": True}, {"head_gates": True}, "gates of heads"),
+        (PLAIN, "variants", {"scaled": True}, {"gate": OutputGate()}, "gates of heads"),
         (
             EXPERTS,
             "experts",

@@ -6,6 +6,7 @@ from typing import Any
 from tandemrt.export.read.layer import Activation, NormNames
 
 NORMS_AFTER = NormNames(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+NORMS_AROUND_MLP = NormNames("input_layernorm", "post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm")
 TRAINING = ("residual_dropout", "resid_pdrop", "embd_pdrop", "pretraining_tp")  # transformers never reads the last one
 ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")  # training only
 # Training, placement, MTP.

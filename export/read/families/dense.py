@@ -36,6 +36,14 @@ _CWM_ROPE = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+_APERTUS_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 12_000_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 _MINISTRAL_ROPE = {
     "rope_type": "yarn",
     "rope_theta": 1_000_000.0,
@@ -157,6 +165,34 @@ ROWS = (
         unused_fields=("hidden_dropout", "num_heads"),
     ),
     Family(
+        "persimmon",
+        ("PersimmonForCausalLM",),
+        tensor_names=tensor_names.PERSIMMON,
+        defaults={"qk_layernorm": True},
+        layer_norm=True,
+        norm_eps_field="layer_norm_eps",
+        qk_norm=QKNorm("q_layernorm", "k_layernorm"),
+        qk_norm_flag="qk_layernorm",
+        biases=of.always_biased,
+        stored_by_head=("q", "k", "v"),
+        rope=RopeRules(partial=0.5),
+        activations={"relu2": "relu2"},
+        gated=False,
+        unused_fields=("hidden_dropout",),
+    ),
+    Family(
+        "apertus",
+        ("ApertusForCausalLM",),
+        norms=NormNames("attention_layernorm", None, "feedforward_layernorm"),
+        qk_norm=QKNorm(),
+        biases=of.attention_biases,
+        rope=RopeRules(default=_APERTUS_ROPE),
+        activations={"xielu": "xielu"},
+        gated=False,
+        no_effect_values={"post_norm": (False,), "qk_norm": (True,)},
+        unused_fields=("hidden_dropout",),
+    ),
+    Family(
         "starcoder2",
         ("Starcoder2ForCausalLM",),
         tensor_names=tensor_names.STARCODER,
@@ -235,6 +271,16 @@ ROWS = (
         windows=alternating_windows(4, full=0),
         rope=RopeRules(default=_CWM_ROPE),
         unused_fields=TRAINING,
+    ),
+    Family(
+        "olmo",
+        ("OlmoForCausalLM",),
+        defaults={"rms_norm_eps": 1e-5},  # whatever the config says
+        layer_norm=True,
+        norm_weights=False,
+        norm_biases=False,
+        biases=of.attention_biases,
+        scales=of.bounded_scales,
     ),
     Family(
         "olmo2",

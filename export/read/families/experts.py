@@ -4,7 +4,14 @@ from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
 from tandemrt.export.read.chunks import attention_chunk
 from tandemrt.export.read.families import tensor_names
-from tandemrt.export.read.families.common import DEEPSEEK, HUNYUAN_UNUSED, HUNYUAN_VALUES, NORMS_AFTER, ROUTER
+from tandemrt.export.read.families.common import (
+    DEEPSEEK,
+    HUNYUAN_UNUSED,
+    HUNYUAN_VALUES,
+    NORMS_AFTER,
+    NORMS_AROUND_MLP,
+    ROUTER,
+)
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.layer import QKNorm
 from tandemrt.export.read.layer_kinds import (
@@ -22,7 +29,7 @@ from tandemrt.export.read.layer_kinds import (
     uniform_window,
 )
 from tandemrt.export.read.rope import RopeRules
-from tandemrt.export.read.variants import mimo_v2_layers, step_layers
+from tandemrt.export.read.variants import afmoe_attention, laguna_layers, mimo_v2_layers, step_layers
 
 _GPT_OSS_ROPE = {
     "rope_type": "yarn",
@@ -32,6 +39,10 @@ _GPT_OSS_ROPE = {
     "beta_slow": 1.0,
     "truncate": False,
     "original_max_position_embeddings": 4096,
+}
+_LAGUNA_ROPE = {
+    "rope_theta": 500_000.0,
+    "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
 }
 
 ROWS = (
@@ -372,6 +383,40 @@ ROWS = (
         experts=experts.deepseek_experts(
             count="num_experts", shared="num_shared_experts", scale="router_scaling_factor", stored="shared_mlp"
         ),
+    ),
+    Family(
+        "afmoe",
+        ("AfmoeForCausalLM",),
+        tensor_names=tensor_names.AFMOE,
+        defaults={"head_dim": 128, "sliding_window": 1024, "num_experts": 64, "num_experts_per_tok": 6}
+        | {"moe_intermediate_size": 1408, "num_shared_experts": 2, "first_k_dense_replace": 1},
+        field_names={
+            "num_dense_layers": "first_k_dense_replace",
+            "route_norm": "norm_topk_prob",
+            "score_func": "scoring_func",
+        },
+        norms=NORMS_AROUND_MLP,
+        qk_norm=QKNorm(),
+        biases=of.attention_biases,
+        windows=alternating_windows(4, named="global_attn_every_n_layers"),
+        rotary=sliding_rotary,
+        scales=of.mup_scales,
+        variants=afmoe_attention,
+        no_effect_values={"num_expert_groups": (1,), "num_limited_groups": (1,)},
+        unused_fields=(*DEEPSEEK, "load_balance_coeff", "use_grouped_mm"),
+        experts=experts.deepseek_experts(count="num_experts", shared="num_shared_experts", scale="route_scale"),
+    ),
+    Family(
+        "laguna",
+        ("LagunaForCausalLM",),
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "sliding_window": 512},
+        qk_norm=QKNorm(),
+        biases=of.attention_biases,
+        windows=full_unless_listed,
+        rope=RopeRules(default=_LAGUNA_ROPE, partial=1.0, local_theta=("swa_rope_theta", 10_000.0)),
+        variants=laguna_layers,
+        unused_fields=ROUTER,
+        experts=experts.laguna_experts,
     ),
     Family(
         "minimax_m2",

@@ -1,13 +1,16 @@
 """Families with latent attention."""
 
+from dataclasses import replace
 from typing import Any
 
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
 from tandemrt.export.read.chunks import chosen_keys
-from tandemrt.export.read.families.common import DEEPSEEK
+from tandemrt.export.read.families.common import DEEPSEEK, NORMS_AROUND_MLP
 from tandemrt.export.read.family import Family
-from tandemrt.export.read.latent import latent, latent_scales
+from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.latent import latent, latent_scales, minicpm3_latent
+from tandemrt.export.read.layer import Scales
 from tandemrt.export.read.layer_kinds import indexed_as_full
 from tandemrt.export.read.rope import RopeRules
 
@@ -41,6 +44,13 @@ _INDEXED: dict[str, Any] = {
     ),
     "experts": experts.deepseek_experts(),
 }
+
+
+def _minicpm3_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:
+    """MiniCPM 3: the factors of MiniCPM, with the scale of latent attention."""
+    attention = latent_scales(fields, head_dim, hidden).attention
+    return replace(of.minicpm_scales(fields, head_dim, hidden), attention=attention)
+
 
 ROWS = (
     Family(
@@ -87,6 +97,27 @@ ROWS = (
         no_effect_values={"rope_interleave": (True,)},
         unused_fields=DEEPSEEK,
         experts=experts.mistral4_experts,
+        **_LATENT,
+    ),
+    Family(
+        "minicpm3",
+        ("MiniCPM3ForCausalLM",),
+        defaults={"tie_word_embeddings": True, "q_lora_rank": 768, "kv_lora_rank": 256}
+        | {"qk_nope_head_dim": 64, "qk_rope_head_dim": 32}
+        | {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        no_effect_values={"pretraining_tp": (1,)},
+        **_LATENT | {"latent": minicpm3_latent, "scales": _minicpm3_scales},
+    ),
+    Family(
+        "pangu_ultra_moe",
+        ("PanguUltraMoEForCausalLM",),
+        defaults={**_DEEPSEEK_V3, "n_group": 1, "topk_group": 1},
+        norms=NORMS_AROUND_MLP,
+        field_names={"num_dense_layers": "first_k_dense_replace"},
+        rope=RopeRules(interleaved=True),
+        no_effect_values={"rope_interleave": (True,), "sandwich_norm": (True,)},
+        unused_fields=DEEPSEEK,
+        experts=experts.pangu_experts,
         **_LATENT,
     ),
     Family(

@@ -125,3 +125,5 @@ TELECHAT = (
     (re.compile(r"\.self_attn\.query\."), ".self_attn.q_proj."),
     (re.compile(r"\.self_attn\.key_value\."), ".self_attn.kv_proj."),
 )
+PERSIMMON = ((re.compile(r"^model\.final_layernorm\."), "model.norm."), *_DENSE)
+AFMOE = ((re.compile(r"\.self_attn\.gate_proj\."), ".self_attn.g_proj."),)
