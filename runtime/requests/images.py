@@ -21,7 +21,8 @@ from tandemrt.runtime.requests.image_pixels import pixels, pixels_in_worker, req
 from tandemrt.runtime.requests.media import MediaFetcher
 
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
-PART_TYPES = ("image_url", "image")
+PART_TYPES = ("image_url", "image", "file")
+_DETAILS = (None, "auto", "high", "original", "low")
 _LOW_PIXELS = 512 * 512  # what ``detail`` low means in OpenAI's API
 IMAGE_PART = {"type": "image"}  # what a chat template gets
 
@@ -256,19 +257,27 @@ def is_image(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") in PART_TYPES
 
 
+def base64_url(data: str) -> str:
+    """Return the data URL of a file that a client sends as base64, or as such a URL."""
+    return data if data.startswith("data:") else f"data:;base64,{data}"
+
+
 def _source(place: str, part: Mapping[str, Any]) -> ImageSource:
-    """Return the image of {"type": "image_url", "image_url": {"url": ...}} or {"type": "image", "image": ...}."""
+    """Return the image of a part: {"type": "image_url", "image_url": {"url": ...}}, or a part of type image or file."""
     kind = str(part["type"])
     source, detail = part.get(kind), None
-    unknown = [name for name in part if name not in ("type", kind)]
-    if kind == "image_url" and isinstance(source, Mapping):
-        unknown += [f"image_url.{name}" for name in source if name not in ("url", "detail")]
-        detail = source.get("detail")
-        if detail not in (None, "auto", "high", "low"):
-            raise BadRequest(f"{place}.image_url.detail: must be auto, high or low, received {quoted(detail)}")
-        source = source.get("url")
+    unknown = [name for name in part if name not in ("type", kind, "prompt_cache_breakpoint")]
+    if kind != "image" and isinstance(source, Mapping):
+        known = ("url", "detail") if kind == "image_url" else ("file_data", "filename")
+        unknown += [f"{kind}.{name}" for name, value in source.items() if name not in known and value is not None]
+        detail, source = source.get("detail"), source.get(known[0])
+        if detail not in _DETAILS:
+            raise BadRequest(f"{place}.{kind}.detail: must be auto, high or low, received {quoted(detail)}")
     if unknown:
-        raise BadRequest(f"{place}.{clipped(unknown[0])}: is no field of a part of type {kind}; leave it out")
-    if source is None or (kind == "image_url" and not isinstance(source, str)):
+        raise BadRequest(
+            f"{place}.{clipped(unknown[0])}: is no field of a part of type {kind} here; leave it out, and send the "
+            "image itself"
+        )
+    if source is None or (kind != "image" and not isinstance(source, str)):
         raise BadRequest(f"{place}.{kind}: must hold an image, received {quoted(source)}")
-    return ImageSource(source, low=detail == "low")
+    return ImageSource(base64_url(source) if kind == "file" else source, low=detail == "low")

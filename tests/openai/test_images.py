@@ -5,6 +5,8 @@ import io
 from collections.abc import Iterator
 from typing import Any
 
+import anthropic
+import openai
 import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
@@ -78,6 +80,65 @@ def test_every_api_reads_an_image_alike(http: TestClient) -> None:
     parts = [part for item in responses["output"] for part in item["content"]]
     assert "".join(part["text"] for part in parts) == expected
     assert "".join(block.get("thinking", "") + block.get("text", "") for block in messages["content"]) == expected
+
+
+def test_the_clients_of_every_api_send_images(http: TestClient) -> None:
+    url = data_url("red")
+    data = url.partition(",")[2]
+    theirs: dict[str, Any] = {"api_key": "none", "http_client": http, "max_retries": 0}
+    of_openai = openai.OpenAI(base_url="http://testserver/v1", **theirs)
+    of_anthropic = anthropic.Anthropic(base_url="http://testserver", **theirs)
+    text: dict[str, Any] = {"type": "text", "text": "?"}
+    parts = [
+        image_part(url),
+        {"type": "image_url", "image_url": {"url": url, "detail": "original"}},
+        {"type": "file", "file": {"filename": "a.png", "file_data": url}},
+        {"type": "file", "file": {"filename": "a.png", "file_data": data}},
+    ]
+    common: Any = {"model": "vision", "extra_body": {"temperature": 0}}
+    answers = []
+    for part in parts:
+        message: Any = {"role": "user", "content": [part, text]}
+        answer: Any = of_openai.chat.completions.create(**common, messages=[message], max_tokens=8).choices[0].message
+        answers.append((answer.reasoning_content or "") + (answer.content or ""))
+    inputs = [
+        {"type": "input_image", "image_url": url, "detail": "auto"},
+        {"type": "input_file", "filename": "a.png", "file_data": url},
+        {"type": "input_file", "filename": "a.png", "file_data": data},
+    ]
+    for part in inputs:
+        message = {"role": "user", "content": [part, {"type": "input_text", "text": "?"}]}
+        output: Any = of_openai.responses.create(**common, input=[message], max_output_tokens=8).output
+        answers.append("".join(part.text for item in output for part in item.content))
+    image: Any = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    message = {"role": "user", "content": [image, text]}
+    blocks: Any = of_anthropic.messages.create(**common, messages=[message], max_tokens=8).content
+    answers.append("".join(block.thinking if block.type == "thinking" else block.text for block in blocks))
+    assert set(answers) == {answers[0]} != {""}
+
+
+@pytest.mark.parametrize(
+    ("file", "reason"),
+    [
+        ({"file_id": "file-1"}, "file.file_id: is no field of a part of type file here"),
+        ({"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}, "must be a PNG, JPEG, WEBP, GIF"),
+        ({"file_data": "https://example.org/a.png"}, "a data URL must hold base64"),
+        ({"filename": "a.png"}, "file: must hold an image"),
+    ],
+)
+def test_a_file_that_is_no_image_is_the_clients_error(http: TestClient, file: dict[str, str], reason: str) -> None:
+    content = [{"type": "file", "file": file}, {"type": "text", "text": "?"}]
+    answer = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": content}]})
+    assert answer.status_code == 400
+    assert reason in answer.json()["error"]["message"]
+
+
+def test_the_output_of_a_function_may_be_an_image(http: TestClient) -> None:
+    call = {"type": "function_call", "call_id": "a", "name": "look", "arguments": "{}"}
+    output = [{"type": "input_image", "image_url": data_url("red")}, {"type": "input_text", "text": "seen"}]
+    items = [{"role": "user", "content": "?"}, call, {"type": "function_call_output", "call_id": "a", "output": output}]
+    answer = http.post("/v1/responses", json={"model": "vision", "input": items, "max_output_tokens": 4})
+    assert answer.status_code == 200, answer.text
 
 
 def test_the_result_of_a_tool_may_be_an_image(http: TestClient) -> None:

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
+from tandemrt.runtime.requests.images import base64_url
 
 _ROLES = ("system", "developer", "user", "assistant")
 _TEXT_PARTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
+_IMAGE_FIELDS = {  # of each type of part that holds an image; a file has to be one
+    "input_image": ("type", "image_url", "detail", "prompt_cache_breakpoint"),
+    "input_file": ("type", "file_data", "file_url", "filename", "detail", "prompt_cache_breakpoint"),
+}
 _FIELDS = {  # of each type of item, and those that answers have and that change no prompt
     "message": ("role", "content", "id", "status", "phase"),
     "function_call": ("call_id", "name", "arguments", "id", "status"),
@@ -52,7 +57,7 @@ def _message(place: str, item: Mapping[str, Any]) -> dict[str, Any]:
         call = {"id": _text(place, item, "call_id"), "type": "function", "function": function}
         return {"role": "assistant", "content": "", "tool_calls": [call]}
     if kind == "function_call_output":
-        content = _joined(f"{place}.output", item.get("output"))
+        content = _content(f"{place}.output", item.get("output"), images=True)
         return {"role": "tool", "tool_call_id": _text(place, item, "call_id"), "content": content}
     if kind == "reasoning":
         return {"role": "assistant", "content": "", "reasoning_content": _reasoning(place, item)}
@@ -73,15 +78,23 @@ def _content(place: str, content: Any, *, images: bool) -> str | list[dict[str, 
             parts.append({"type": "text", "text": _part_text(here, part)})
             continue
         for name, value in part.items():
-            if name not in ("type", "image_url", "detail") and value is not None:
+            if name not in _IMAGE_FIELDS[part["type"]] and value is not None:
                 raise BadRequest(f"{here}.{name}: is no field of an image here, received {quoted(value)}; leave it out")
         detail = {} if part.get("detail") is None else {"detail": part["detail"]}
-        parts.append({"type": "image_url", "image_url": {"url": _text(here, part, "image_url"), **detail}})
+        parts.append({"type": "image_url", "image_url": {"url": _url(here, part), **detail}})
     return parts
 
 
+def _url(place: str, part: Mapping[str, Any]) -> str:
+    if part["type"] == "input_image":
+        return _text(place, part, "image_url")
+    if part.get("file_url") is not None:
+        return _text(place, part, "file_url")
+    return base64_url(_text(place, part, "file_data"))
+
+
 def _is_image(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "input_image"
+    return isinstance(part, Mapping) and part.get("type") in _IMAGE_FIELDS
 
 
 def _reasoning(place: str, item: Mapping[str, Any]) -> str:
@@ -119,7 +132,8 @@ def _joined(place: str, content: Any) -> str:
 def _part_text(place: str, part: Any) -> str:
     if not isinstance(part, Mapping) or part.get("type") not in _TEXT_PARTS or not isinstance(part.get("text"), str):
         raise BadRequest(
-            f"{place}: must be a part of text (input_text or output_text), or an image (input_image) of a user, "
+            f"{place}: must be a part of text (input_text or output_text), or an image (input_image, input_file) of "
+            "a user or a tool, "
             f"received {quoted(part)}"
         )
     return str(part["text"])
