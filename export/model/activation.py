@@ -118,6 +118,8 @@ def _activated(b: GraphBuilder, x: ir.Value, kind: Activation) -> ir.Value:
             return b.op("Gelu", x)
         case "gelu_tanh":
             return b.op("Gelu", x, approximate="tanh")
+        case "relu":
+            return b.op("Relu", x)
         case "relu2":
             positive = b.op("Relu", x)
             return b.op("Mul", positive, positive)

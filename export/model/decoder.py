@@ -12,7 +12,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.graph.builder import GraphBuilder, dims_of, width_of
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.model.embedding import embedded
+from tandemrt.export.model.embedding import embedded, with_learned_positions
 from tandemrt.export.model.experts import optional_inputs_of
 from tandemrt.export.model.image_states import with_images
 from tandemrt.export.model.layer_inputs import layer_inputs
@@ -96,6 +96,7 @@ def build_decoder(
     with b.scope("embedding"):
         hidden = embedded(b, token_ids, w, "model.embed_tokens", spec.vocab, spec.hidden)
         hidden = scaled_by(b, hidden, spec.scales.embedding, dtype)
+        hidden = with_learned_positions(b, hidden, token_ids, w, spec, graph_inputs)
         hidden, updates = with_images(b, hidden, spec, graph_inputs)
         own_inputs = layer_inputs(b, hidden, token_ids, graph_inputs.get("image_rows"), w, spec)
     picked, graph_outputs = decoder_layers(

@@ -7,6 +7,8 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.rotary import call_positions
+from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS, RUNS
 
 
@@ -22,6 +24,29 @@ def embedded(b: GraphBuilder, token_ids: ir.Value, w: Weights, module: str, voca
     embeddings = b.op("Reshape", rows(b, token_ids, kinds, form), b.constant([0, 0, hidden]))
     embeddings.shape = ir.Shape([*dims_of(token_ids), hidden])
     return b.cast(embeddings, w.dtype)
+
+
+def with_learned_positions(
+    b: GraphBuilder,
+    embeddings: ir.Value,
+    token_ids: ir.Value,
+    w: Weights,
+    spec: ModelSpec,
+    graph_inputs: Mapping[str, ir.Value],
+) -> ir.Value:
+    """Add the embedding of each token's position over a linear cache, if the model has learned ones.
+
+    Rejected tokens of a draft window and padding may lie beyond the last position. They get that of the last one.
+    """
+    if spec.position_offset is None:
+        return embeddings
+    rows = spec.max_length + spec.position_offset
+    positions = call_positions(b, graph_inputs["write_index"], token_ids)
+    at = b.op("Min", b.op("Add", positions, b.constant(spec.position_offset)), b.constant(rows - 1))
+    table = w("model.embed_positions.weight", (rows, spec.hidden))
+    total = b.op("Add", embeddings, b.op("Gather", table, at))
+    total.shape = embeddings.shape  # a name of the padded dimension is lost above
+    return total
 
 
 def _rows(b: GraphBuilder, ids: ir.Value, kinds: Mapping[str, ir.Value], form: LowBitFormat) -> ir.Value:

@@ -59,6 +59,11 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
             f"{spec.family} reads images with {CUDA} over a paged cache, or on a CPU; choose one of these, or "
             "target.images = false"
         )
+    if lowering == "paged" and spec.position_offset is not None:
+        return (
+            f"{spec.family} has learned positions, which no operator adds over a paged cache: choose cache = 'linear', "
+            f"or {CPU}"
+        )
     if lowering == "paged":
         return (
             _unsupported_recurrence(spec, spec.recurrent)

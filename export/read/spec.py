@@ -31,7 +31,7 @@ from tandemrt.export.read.vision_language import gate_up_of, text_config, vision
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A decoder-only transformer with grouped-query attention, rotary positions and RMS norms.
+    """A decoder-only transformer with grouped-query attention; by default positions are rotary and norms RMS norms.
 
     ``sliding_window``: the number of tokens, itself included, that a token attends to in ``sliding_layers``; None if no
     layer slides. ``rotary_layers``: the layers that rotate queries and keys by ``rope``; sliding layers use
@@ -46,7 +46,8 @@ class ModelSpec:
     the mean; they have weights and biases unless ``norm_weights`` or ``norm_biases`` is false. ``stored_by_head``: the
     projections, of "q", "k" and "v", whose rows a checkpoint stores in one tensor, by head of keys and values.
     ``head_bias``: lm_head has a bias. ``down_bias``: the last matmul of an MLP has one, whatever ``mlp_bias`` says.
-    ``normed_head``: the rows of lm_head are divided by their lengths. ``position_rows``: see contract.decoder; 3 needs
+    ``normed_head``: the rows of lm_head are divided by their lengths. ``position_offset``: positions are learned, and a
+    table has that of position p in row p + offset; None: they are not. ``position_rows``: see contract.decoder; 3 needs
     Rope.sections. ``image_levels``: 0, or 1 and the number of first layers after which the states of images are added
     (DeepStack). ``images_both_ways``: for each layer, whether the tokens of an image attend to each other, also to
     later ones; (): in none.
@@ -91,6 +92,7 @@ class ModelSpec:
     stored_by_head: tuple[str, ...] = ()
     down_bias: bool = False
     normed_head: bool = False
+    position_offset: int | None = None
     head_bias: bool = False
     position_rows: Literal[0, 3] = 0
     image_levels: int = 0
@@ -170,6 +172,7 @@ class ModelSpec:
             stored_by_head=family.stored_by_head,
             down_bias=bias.mlp or bias.down,
             normed_head=family.normed_head,
+            position_offset=family.position_offset,
             head_bias=bias.head,
         )
         fields.finish(ignored)

@@ -9,9 +9,9 @@ _SPARSE = "an index chooses which blocks of keys a token sees"
 
 # By reason: architectures of further published models.
 OTHERS: Mapping[str, tuple[str, ...]] = {
-    "its positions are learned or added to scores (ALiBi), not rotary": (
-        *("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"),
-        *("OPTForCausalLM", "JAISLMHeadModel", "GPTNeoForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM"),
+    "its positions are learned or added to scores (ALiBi)": (
+        *("GPT2LMHeadModel", "BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"),
+        *("JAISLMHeadModel", "GPTNeoForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM"),
     ),
     "it has further weights for images in every MLP; InternLM 2 is read": ("InternLM2VEForCausalLM",),
     "its published weights are pickles": ("Fairseq2LlamaForCausalLM",),

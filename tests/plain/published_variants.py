@@ -30,6 +30,34 @@ def _gemma4(**text: object) -> str:
 
 
 PUBLISHED = {
+    "starcoder": (
+        json.dumps({
+            "activation_function": "gelu", "architectures": ["GPTBigCodeForCausalLM"],
+            "attention_softmax_in_fp32": True, "attn_pdrop": 0.1, "bos_token_id": 0, "embd_pdrop": 0.1,
+            "eos_token_id": 0, "inference_runner": 0, "initializer_range": 0.02, "layer_norm_epsilon": 1e-05,
+            "max_batch_size": None, "max_sequence_length": None, "model_type": "gpt_bigcode", "multi_query": True,
+            "n_embd": 6144, "n_head": 48, "n_inner": 24576, "n_layer": 40, "n_positions": 8192,
+            "pad_key_length": True, "pre_allocate_kv_cache": False, "resid_pdrop": 0.1,
+            "scale_attention_softmax_in_fp32": True, "scale_attn_weights": True, "summary_activation": None,
+            "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+            "summary_use_proj": True, "torch_dtype": "float32", "transformers_version": "4.28.1", "use_cache": True,
+            "validate_runner_input": True, "vocab_size": 49152,
+        }),
+        lambda spec: (spec.kv_heads, spec.max_length, spec.position_offset, spec.activation) == (1, 8192, 0, "gelu")
+        and not any(spec.rotary_layers),
+    ),
+    "opt-1.3b": (
+        json.dumps({
+            "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",
+            "architectures": ["OPTForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 2,
+            "do_layer_norm_before": True, "dropout": 0.1, "eos_token_id": 2, "ffn_dim": 8192, "hidden_size": 2048,
+            "init_std": 0.02, "layerdrop": 0.0, "max_position_embeddings": 2048, "model_type": "opt",
+            "num_attention_heads": 32, "num_hidden_layers": 24, "pad_token_id": 1, "prefix": "</s>",
+            "torch_dtype": "float16", "transformers_version": "4.21.0.dev0", "use_cache": True, "vocab_size": 50272,
+            "word_embed_proj_dim": 2048,
+        }),
+        lambda spec: (spec.intermediate, spec.position_offset, spec.activation, spec.tied) == (8192, 2, "relu", True),
+    ),
     "Apertus-8B-Instruct-2509": (
         json.dumps({
             "architectures": ["ApertusForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,

@@ -343,6 +343,12 @@ def test_no_published_text_model_is_rejected_with_a_general_message():
     assert not {*TEXT} - {*FAMILIES, *UNSUPPORTED}
 
 
+def test_most_published_text_models_are_read():
+    """Also the number in docs/models.md."""
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    assert f"{len(TEXT & {*FAMILIES})} of the {len(TEXT)} names" in page
+
+
 def test_yarn_extends_the_length_beyond_max_position_embeddings():
     """D5: the form that the model cards of Qwen2.5 and Qwen3 recommend."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}

@@ -97,6 +97,11 @@ def test_a_paged_cache_takes_the_models_that_are_deployed_most(name: str) -> Non
     assert set(spec(name).head_dims) <= set(HEAD_DIMS)
 
 
+def test_learned_positions_need_a_linear_cache() -> None:
+    assert unsupported(spec("opt-1.3b"), "grouped", 128) is None
+    assert "learned positions" in str(unsupported(spec("opt-1.3b"), "paged", 128))
+
+
 def test_a_row_over_a_linear_cache_is_no_longer_than_the_window() -> None:
     model = replace(spec(PLAIN), sliding_window=128)
     assert unsupported(model, "length", 128) is None

@@ -4,11 +4,11 @@ The config provides everything else (export/read/spec.py), so the only code of a
 families do not have.
 """
 
-from tandemrt.export.read.families import dense, experts, latent, parallel, recurrent, renamed
+from tandemrt.export.read.families import dense, experts, latent, learned, parallel, recurrent, renamed
 
 FAMILIES = {
     architecture: row
-    for module in (dense, renamed, parallel, recurrent, experts, latent)
+    for module in (dense, renamed, parallel, learned, recurrent, experts, latent)
     for row in module.ROWS
     for architecture in row.architectures
 }

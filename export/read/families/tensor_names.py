@@ -127,3 +127,19 @@ TELECHAT = (
 )
 PERSIMMON = ((re.compile(r"^model\.final_layernorm\."), "model.norm."), *_DENSE)
 AFMOE = ((re.compile(r"\.self_attn\.gate_proj\."), ".self_attn.g_proj."),)
+GPT_BIGCODE = (
+    *_GPT,
+    (re.compile(r"^transformer\.wpe\."), "model.embed_positions."),
+    (re.compile(r"\.self_attn\.c_attn\."), ".self_attn.qkv_proj."),
+    (re.compile(r"\.self_attn\.c_proj\."), ".self_attn.o_proj."),
+    *STARCODER,
+)
+OPT = (
+    (re.compile(r"^model\.decoder\.final_layer_norm\."), "model.norm."),
+    (re.compile(r"^model\.decoder\."), "model."),
+    (re.compile(r"\.self_attn_layer_norm\."), ".input_layernorm."),
+    (re.compile(r"\.final_layer_norm\."), ".post_attention_layernorm."),
+    (re.compile(r"\.self_attn\.out_proj\."), ".self_attn.o_proj."),
+    (re.compile(r"(\.layers\.\d+)\.fc1\."), r"\1.mlp.up_proj."),
+    (re.compile(r"(\.layers\.\d+)\.fc2\."), r"\1.mlp.down_proj."),
+)
