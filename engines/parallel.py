@@ -1,7 +1,9 @@
 """Divide work among threads, as many as the operating system gives."""
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Generic, TypeVar
@@ -57,3 +59,20 @@ def map_in_threads(function: Callable[[A], T], items: Iterable[A], threads: int)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
+
+
+def map_ahead(function: Callable[[A], T], items: Iterable[A], threads: int) -> Iterator[T]:
+    """Yield ``function`` of each of ``items`` in their order, computed ahead by at most ``threads`` threads.
+
+    At most two results a thread wait for the caller. If the operating system refuses a thread, the caller computes.
+    """
+    waiting: deque[SharedWork[T]] = deque()
+    with ThreadPoolExecutor(threads) as pool:
+        for item in items:
+            waiting.append(SharedWork(partial(function, item)))
+            with suppress(RuntimeError):  # no thread could start, or the interpreter exits
+                pool.submit(waiting[-1].run)
+            if len(waiting) > 2 * threads:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()

@@ -1,6 +1,7 @@
 """Write a checkpoint with quantized matmul weights as one safetensors file."""
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tandemrt.engines.parallel import map_ahead
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype, packed_tensor_name
@@ -138,8 +140,8 @@ class _Rounding:
         """Yield the bytes of ``kind`` (LowBitFormat.shapes) of a weight; call it once per kind, in their order."""
         if f"{matmul.module} {kind}" not in self._made:
             others: dict[str, list[npt.NDArray]] = {}
-            for part in self._quantized(matmul):
-                stored = part.stored()
+            parts = map_ahead(lambda part: part.stored(), self._quantized(matmul), os.cpu_count() or 1)
+            for stored in parts:
                 yield stored.pop(kind).tobytes()
                 for other, values in stored.items():
                     others.setdefault(other, []).append(values)

@@ -43,7 +43,10 @@ def compile_library(compiler: str, sources: Sequence[Path], path: Path, options:
     try:
         with TemporaryDirectory(dir=path.parent) as folder:
             objects = {source: f"{folder}/{source.stem}.o" for source in sources}
-            map_in_threads(lambda source: run("-c", "-o", objects[source], str(source)), sources, len(sources))
+            # The largest file first, and a core for the build that goes on meanwhile.
+            order = sorted(sources, key=lambda source: -source.stat().st_size)
+            threads = max(1, (os.cpu_count() or 1) - 1)
+            map_in_threads(lambda source: run("-c", "-o", objects[source], str(source)), order, threads)
             run("-shared", "-o", str(partial), *objects.values(), "-lm")
         ctypes.CDLL(str(partial))  # raises OSError for another machine's code
         partial.chmod(0o700)

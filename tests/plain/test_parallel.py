@@ -7,6 +7,7 @@ from threading import Thread
 
 import pytest
 
+from tandemrt.engines.parallel import map_ahead
 from tandemrt.runtime.workers.parallel import MAX_THREADS, ParallelWork
 from tests.waiting import PATIENCE_S
 
@@ -83,3 +84,29 @@ def test_a_part_that_no_thread_has_begun_is_done_by_the_caller(parallel: Paralle
     assert [results[key]() for key in range(3)] == [threading.current_thread()] * 3
     hold.set()
     assert all(wait() for wait in stuck.values())
+
+
+def test_work_is_done_ahead_by_several_threads_and_arrives_in_order() -> None:
+    meeting = threading.Barrier(2, timeout=PATIENCE_S)
+    drawn: list[int] = []
+
+    def squared(number: int) -> int:
+        meeting.wait()
+        return number**2
+
+    results = map_ahead(squared, (drawn.append(number) or number for number in range(20)), 2)
+    assert next(results) == 0
+    assert len(drawn) == 5, "two results a thread may wait for the caller"
+    assert list(results) == [number**2 for number in range(1, 20)]
+
+
+def test_work_ahead_raises_its_error_at_its_place_also_without_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    for _ in range(2):
+        results = map_ahead(lambda number: 1 // (number - 2), range(5), 2)
+        assert [next(results), next(results)] == [-1, -1]
+        with pytest.raises(ZeroDivisionError):
+            next(results)
+        monkeypatch.setattr(Thread, "start", refuse)

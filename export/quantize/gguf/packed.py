@@ -21,7 +21,7 @@ from tandemrt.export.read.quantization.gguf import gguf_type
 from tandemrt.export.read.quantization.scheme import Scheme
 
 Bytes = npt.NDArray[np.uint8]
-_VALUES_AT_ONCE = 1 << 22  # to bound the memory use
+_VALUES_AT_ONCE = 1 << 20  # to bound the memory use, and for threads to share a matrix
 _ROWS = 8  # rows of a part are a multiple of this, as outputs of a tile are
 
 
