@@ -25,8 +25,18 @@ def position_noise(
     −ln(−ln u). Both are evaluated in float64, because float32 would round a u close to 1 to 1, and the noise to
     infinity. g is rounded to float32 once. It lies in [−2.86, 17.33].
     """
-    u = _uniform(position_bits(seed, position, purpose, vocab))
-    return (-np.log(-np.log(u))).astype(np.float32)
+    return _gumbel(_uniform(position_bits(seed, position, purpose, vocab)))
+
+
+def token_noise(seed: int, position: int, purpose: int, tokens: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
+    """Return the values of ``position_noise`` for some ``tokens``, which ascend; the keys are single integers."""
+    blocks = tokens // 4
+    first = np.diff(blocks, prepend=-1) > 0
+    counter = np.empty((np.count_nonzero(first), 4), np.uint64)
+    counter[:, 0] = blocks[first]
+    counter[:, 1:] = position & 0xFFFFFFFF, position >> 32, purpose
+    bits = philox4x32(counter, (seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF))
+    return _gumbel(_uniform(bits[np.cumsum(first) - 1, tokens % 4]))
 
 
 def accept_coin(seed: npt.ArrayLike, position: npt.ArrayLike) -> npt.NDArray[np.float64]:
@@ -74,6 +84,10 @@ def unsigned(value: npt.ArrayLike) -> npt.NDArray[np.uint64]:
 
 def _uniform(bits: npt.NDArray[np.uint32]) -> npt.NDArray[np.float64]:
     return np.asarray(((bits >> np.uint32(8)) + np.float64(0.5)) * 2.0**-24)
+
+
+def _gumbel(u: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
+    return (-np.log(-np.log(u))).astype(np.float32)
 
 
 def _words(value: npt.NDArray[np.uint64]) -> tuple[np.ndarray, np.ndarray]:

@@ -5,6 +5,7 @@ import pytest
 
 from tandemrt.plugins.operators.constants import Purpose
 from tandemrt.plugins.reference import accept_coin, philox4x32, position_bits, position_noise
+from tandemrt.plugins.reference.noise import token_noise
 
 SMALLEST_COIN_SEED = 3313741  # at position 0, found by search
 LARGEST_COIN_SEED = 15626855
@@ -40,6 +41,14 @@ def test_a_seed_is_64_bits_signed_or_not():
     np.testing.assert_array_equal(
         position_bits(signed, 5, Purpose.SAMPLE, 9), position_bits(unsigned, 5, Purpose.SAMPLE, 9)
     )
+
+
+def test_the_noise_of_some_tokens_is_that_of_all() -> None:
+    tokens = np.flatnonzero(np.random.default_rng(0).random(1000) < 0.4)
+    for seed in (-1, 2**63 - 1, -(2**63)):
+        for position in (0, 2**40 + 3):
+            expected = position_noise(seed, position, Purpose.DRAFT, 1000)[tokens]
+            np.testing.assert_array_equal(token_noise(seed, position, Purpose.DRAFT, tokens), expected)
 
 
 def test_a_token_has_the_same_noise_in_every_vocabulary_and_batch():

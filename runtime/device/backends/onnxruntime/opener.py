@@ -20,7 +20,8 @@ from tandemrt.runtime.device.backends.opening import Opening
 if TYPE_CHECKING:
     from tandemrt.runtime.device.backends.onnxruntime.shared_weights import SharedWeights
 
-_ON_FIRST_USE = ("adjust", "verify", "verify_probs")  # graphs for requests with biases, penalties or a temperature
+_HOST_DECIDES = ("verify", "verify_probs", "propose")  # by numpy, where it can
+_ON_FIRST_USE = ("adjust", *_HOST_DECIDES)  # graphs for requests with biases, penalties or the rejection rule
 
 
 def engine_opener(opening: Opening) -> Callable[[EngineName], Engine]:
@@ -83,10 +84,10 @@ def _open_engine(opening: Opening, weights: "SharedWeights | None", name: Engine
         return open_graph(spinning=name not in WEIGHTLESS_ENGINES)
     # Read now: another build may replace the folder of the bundle later.
     open_graph = partial(open_graph, content=bundle.path(name).read_bytes())
-    if name != "adjust" and contract["logits"].dtype == "float32":
-        from tandemrt.runtime.device.backends.onnxruntime.greedy_verification import GreedyVerification
+    if name in _HOST_DECIDES and contract["logits"].dtype == "float32":
+        from tandemrt.runtime.device.backends.onnxruntime.host_decisions import HostDrafting, HostVerification
 
-        return GreedyVerification(contract, device, open_graph)
+        return (HostDrafting if name == "propose" else HostVerification)(contract, device, open_graph)
     from tandemrt.runtime.device.backends.onnxruntime.deferred import DeferredEngine
 
     return DeferredEngine(contract, device, open_graph)
