@@ -414,7 +414,7 @@ SCHEMAS = {
             Binding("scales", "uint8", ("width", "groups")),
             Binding("factors", "float32", ("width",)),
         ),
-        Schema(  # on a CPU: weights of 4 to 6 bits, inputs rounded to 8 bits, the same bits for a row in any call
+        Schema(  # on a CPU: weights of 4 to 8 bits, inputs rounded to 8 bits, the same bits for a row in any call
             "low_bit_int8_matmul",
             inputs=(
                 Binding("x", "float32", ("tokens", "inner")),

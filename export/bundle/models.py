@@ -61,7 +61,7 @@ class Model:
 
     @property
     def interleaved(self) -> bool:
-        """Whether 4-bit weights are for the operator low_bit_int8_matmul: on a CPU with a compiler for its kernel."""
+        """Whether low-bit weights are for the operator low_bit_int8_matmul: on a CPU with a compiler for its kernel."""
         return self.on_cpu_in_float32 and has_kernels()
 
     @property

@@ -91,8 +91,9 @@ class WeightsWriter:
                 tiles=model.tiles,
                 interleaved=model.interleaved,
             )
-        if model.on_cpu_in_float32 and not model.interleaved and any(".int4." in n for n in written.checkpoint.tensors):
-            self.notes.append(f"{model.role}: {_NO_COMPILER}; matmuls in 4 bits will take about twice as long")
+        in_bits = {name.rpartition(".")[0].rpartition(".")[2] for name in written.checkpoint.tensors}
+        if model.on_cpu_in_float32 and not model.interleaved and in_bits & {"int4", "int8"}:
+            self.notes.append(f"{model.role}: {_NO_COMPILER}; matmuls in 4 and 8 bits will take about twice as long")
         if quantization is not None and written.kept:
             how = f"{written.kept} quantized weights ({quantization.method}) were repacked"
             changed = f"their scales changed by {written.scales_error:.2%} ({model.compute}; root mean square)"

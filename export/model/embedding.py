@@ -89,6 +89,8 @@ def _interleaved_rows(b: GraphBuilder, ids: ir.Value, kinds: Mapping[str, ir.Val
 
 def _integers(b: GraphBuilder, packed: ir.Value, bits: int) -> ir.Value:
     """Return the integers of ``packed`` [batch, tokens, parts of steps, 4] in float32; see ``interleaved``."""
+    if bits == 8:
+        return b.cast(b.op("Reshape", packed, b.constant([0, 0, -1, RUNS, 4])), "float32")
     more, pairs = bits - 4, RUNS // 2
     parts = b.op("Reshape", packed, b.constant([0, 0, -1, pairs + more, 4]))
 

@@ -1,4 +1,4 @@
-"""Matmuls with weights of 4 to 6 bits on a CPU, by the project's operator ``low_bit_int8_matmul``."""
+"""Matmuls with weights of 4 to 8 bits on a CPU, by the project's operator ``low_bit_int8_matmul``."""
 
 from collections.abc import Sequence
 from functools import partial

@@ -83,7 +83,7 @@ def write_quantized(
 
     Weights stored in 4 or 8 bits keep their numbers and scales, in another order. Other weights are rounded to
     ``bits``; None leaves them unquantized. ``tiles``: write tiles for matmuls on a GPU, with scales in this dtype
-    (LowBitFormat). ``interleaved``: write weights of 4 to 6 bits for the operator low_bit_int8_matmul. One matrix is in
+    (LowBitFormat). ``interleaved``: write weights of 4 to 8 bits for the operator low_bit_int8_matmul. One matrix is in
     memory at a time. An unquantized embedding table stays so, also where lm_head shares it. Raises BadCheckpoint for a
     matmul weight that contradicts its config or is not a matrix of floats, and for a copy of a tied lm_head that
     differs.

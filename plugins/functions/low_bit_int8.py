@@ -24,7 +24,11 @@ def low_bit_int8_matmul(present: Collection[str], overload: str = "") -> ir.Func
     """
     body = Body.up_to("low_bit_int8_matmul", present)
     x, width = body["x"], body.integer("width")
-    integers = _integers(body, body["weight"])
+    (integers,) = body.branch(
+        body.integer("bits").equals(np.array([8], np.int64)),
+        lambda: [_by_step(body, body["weight"].cast(FLOAT32))],
+        lambda: [_integers(body, body["weight"])],
+    )
     steps = integers.size(0)
     leading = body.op("Slice", body.op("Shape", x), _FIRST, np.array([-1], np.int64))
     rows = body.op("ReduceProd", leading, keepdims=1)
@@ -62,7 +66,7 @@ def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # 
 
 def _halves_of_step(body: Body) -> BodyValue:
     """Return whether the halves of a step may be in different groups, which is so with 6 bits; int64 [1]."""
-    return body.op("Div", body.integer("bits"), np.array([6], np.int64))
+    return body.integer("bits").equals(np.array([6], np.int64)).cast(INT64)
 
 
 def _integers(body: Body, weight: BodyValue) -> BodyValue:
@@ -77,8 +81,13 @@ def _integers(body: Body, weight: BodyValue) -> BodyValue:
     shifts = body.op("Mod", begin, eight).cast(UINT8).expand_dims(-1)
     mask = body.op("BitShift", np.uint64(1), more.cast(UINT64), direction="LEFT").cast(INT64) - np.int64(1)
     upper = (body.op("Gather", parts, plane, axis=2) >> shifts).bits_and(mask.cast(UINT8))
-    values = runs + upper.cast(FLOAT32) * np.float32(16)
-    split = body.op("Reshape", values, np.array([0, 0, 0, OUTPUTS, -1], np.int64))
+    return _by_step(body, runs + upper.cast(FLOAT32) * np.float32(16))
+
+
+def _by_step(body: Body, values: BodyValue) -> BodyValue:
+    """Return ``values`` of the runs of all tiles, in their order, as [steps, 32, tiles * 8]."""
+    tiles = values.size(0)
+    split = body.op("Reshape", values, body.concat(tiles, np.array([-1, RUNS, OUTPUTS, 4], np.int64), axis=0))
     by_step = body.op("Transpose", split, perm=[1, 2, 4, 0, 3])
     return body.op("Reshape", by_step, np.array([0, STEP, -1], np.int64))
 

@@ -1,5 +1,5 @@
-/* The operator low_bit_int8_matmul as a custom operator of onnxruntime: x @ w.T for weights of 4 to 6 bits and inputs
- * rounded to 8 bits (plugins/reference/low_bit_int8.py defines both).
+/* The operator low_bit_int8_matmul as a custom operator of onnxruntime: x @ w.T for weights of 4, 5, 6 or 8 bits and
+ * inputs rounded to 8 bits (plugins/reference/low_bit_int8.py defines both).
  *
  * A row has the same bits in any call, with AVX2 and with AVX-512: sums of 32 products, or 16 with 6 bits, are exact
  * integers, and every row adds these sums in the same order by the same operations. Rows share the unpacking of a
@@ -72,6 +72,7 @@ static void round_row(const Call* call, size_t row) {
 /* Return the integer of input ``i`` of a step, for output ``column`` of a tile. */
 static int32_t integer_at(const uint8_t* weight, size_t bits, size_t i, size_t column) {
     const size_t run = i / 4, byte = column * 4 + i % 4; /* runs of four inputs have 32 bytes */
+    if (bits == 8) return weight[run * 32 + byte];
     int32_t integer = weight[run / 2 * 32 + byte] >> run % 2 * 4 & 15;
     if (bits > 4) {
         const size_t more = bits - 4, runs = 8 / more; /* of a plane */
@@ -198,8 +199,16 @@ AVX2 INLINE __m256 bytes_as_floats(const uint8_t* at) {
 AVX2 INLINE __m256 integers_as_floats(const int8_t* at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)));
 }
-/* Add two products of four inputs. 16 bits are enough for 4 bits: a step adds 16 products of at most 15 * 128. */
+/* Add two products of four inputs. 16 bits are enough for 4 bits: a step adds 16 products of at most 15 * 128. Two
+ * products of 8 bits need more, so that the halves of a weight are multiplied one after the other. */
 AVX2 INLINE Words8 add_pair(Words8 sums, Words8 low, Words8 first, Words8 high, Words8 second, int bits) {
+    if (bits == 8) {
+        const Words8 upper = add_pair((Words8){0}, low >> 4 & 0x0f0f0f0f, first, high >> 4 & 0x0f0f0f0f, second, 4);
+        const Words8 lower = add_pair((Words8){0}, low & 0x0f0f0f0f, first, high & 0x0f0f0f0f, second, 4);
+        const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16((__m256i)upper, _mm256_set1_epi16(16)),
+                                             _mm256_madd_epi16((__m256i)lower, _mm256_set1_epi16(1)));
+        return (Words8)_mm256_add_epi32((__m256i)sums, sum);
+    }
     const __m256i one = _mm256_maddubs_epi16((__m256i)low, (__m256i)first);
     const __m256i both = _mm256_add_epi16(one, _mm256_maddubs_epi16((__m256i)high, (__m256i)second));
     if (bits == 4) return (Words8)_mm256_add_epi16((__m256i)sums, both);
@@ -352,8 +361,8 @@ static OrtStatus* init(OrtApi api, const void* info, void* made) {
     TRY(read_integer(api, info, "bits", &kernel->bits));
     TRY(read_integer(api, info, "group_size", &kernel->group_size));
     TRY(read_integer(api, info, "width", &kernel->width));
-    if (kernel->bits < 4 || kernel->bits > 6 || kernel->width < 1)
-        status = failure(api, "low_bit_int8_matmul: bits must be 4, 5 or 6, and width positive");
+    if (kernel->bits < 4 || kernel->bits == 7 || kernel->bits > 8 || kernel->width < 1)
+        status = failure(api, "low_bit_int8_matmul: bits must be 4, 5, 6 or 8, and width positive");
     else if (kernel->group_size < 1 || kernel->group_size % (int64_t)(STEP / PARTS(kernel->bits)))
         status = failure(api, "low_bit_int8_matmul: group_size must be a multiple of 32, or of 16 with 6 bits");
 done:

@@ -24,11 +24,15 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
         UNROLL
         for (int r = 0; r < rows; r++) exact[r] = (WORDS){0};
         _Pragma("GCC unroll 1") for (size_t pair = part % parts * pairs; pair < part % parts * pairs + pairs; pair++) {
-            const uint8_t* at = weight + 32 * pair;
+            const uint8_t* at = weight + (bits == 8 ? 64 : 32) * pair;
             const WORDS both = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
             PREFETCH(at + (VECTOR_TILES + pair % 2) * bytes);
             WORDS low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
-            if (bits > 4) {
+            if (bits == 8) {
+                low = both;
+                high = JOIN(WORDS, load_words(at + 32), load_words(at + 32 + next * bytes));
+                PREFETCH(at + (VECTOR_TILES + 1 - pair % 2) * bytes);
+            } else if (bits > 4) {
                 const uint32_t more = bits == 5 ? 0x10101010 : 0x30303030;
                 if (pair % (4 / (bits - 4)) == 0) {
                     at = weight + 128 + (bits == 6 ? 16 * pair : 0);
@@ -130,5 +134,6 @@ TARGET static void NAME(rows)(const Call* call, size_t first, size_t last, size_
         case 4: NAME(blocks)(call, first, last, row, end, 4); break;
         case 5: NAME(blocks)(call, first, last, row, end, 5); break;
         case 6: NAME(blocks)(call, first, last, row, end, 6); break;
+        case 8: NAME(blocks)(call, first, last, row, end, 8); break;
     }
 }

@@ -1,4 +1,4 @@
-"""Layout of a weight of ``low_bit_int8_matmul``, of 4 to 6 bits: the integers of eight outputs alternate.
+"""Layout of a weight of ``low_bit_int8_matmul``, of 4, 5, 6 or 8 bits: the integers of eight outputs alternate.
 
 A vector register therefore holds four inputs of eight outputs, and no sum crosses its lanes.
 """
@@ -9,7 +9,8 @@ import numpy.typing as npt
 OUTPUTS = 8  # outputs of a tile
 STEP = 32  # inputs whose products are summed as integers; inputs of a matmul are padded to whole steps
 TINY = np.float32(1e-30)  # a step of inputs whose largest one is not above counts as zeros
-GROUP_SIZES = {4: (32, 64, 128), 5: (32,), 6: (16,)}  # inputs that share a scale, by the bits of an integer
+# Inputs that share a scale, by the bits of an integer.
+GROUP_SIZES = {4: (32, 64, 128), 5: (32,), 6: (16,), 8: (32, 64, 128)}
 RUNS = STEP // 4  # of four inputs
 _LOW, _FOUR = np.uint8(15), np.uint8(4)
 
@@ -29,13 +30,15 @@ def interleaved(integers: npt.NDArray[np.uint8], bits: int = 4) -> npt.NDArray[n
 
     A step has eight runs of four inputs. 32 bytes hold the lower 4 bits of two runs: four inputs per output in the low
     halves, the next four in the high halves. After them 32 bytes hold the fifth bits of all runs, or twice 32 bytes
-    the two upper bits of four runs, the first run in the lowest bits.
+    the two upper bits of four runs, the first run in the lowest bits. With 8 bits the runs follow one another.
     """
     width, inner = integers.shape
     tiles, nbytes = interleaved_shape(width, inner, bits)
     padded = np.zeros((tiles * OUTPUTS, nbytes // step_bytes(bits) * STEP), np.uint8)
     padded[:width, :inner] = integers
     runs = padded.reshape(tiles, OUTPUTS, -1, RUNS, 4).transpose(0, 2, 3, 1, 4).reshape(tiles, -1, RUNS, OUTPUTS * 4)
+    if bits == 8:
+        return runs.reshape(tiles, nbytes)
     parts = [runs[:, :, 0::2] & _LOW | runs[:, :, 1::2] << _FOUR]
     if more := bits - 4:
         shifts = np.arange(0, 8, more, dtype=np.uint8)[:, None]
@@ -47,12 +50,16 @@ def interleaved(integers: npt.NDArray[np.uint8], bits: int = 4) -> npt.NDArray[n
 def deinterleaved(packed: npt.NDArray[np.uint8], bits: int = 4) -> npt.NDArray[np.uint8]:
     """Return the integers of ``packed``, one per byte: uint8 [tiles * 8, padded inputs]."""
     steps = packed.reshape(len(packed), -1, step_bytes(bits) // (OUTPUTS * 4), OUTPUTS * 4)
-    halves = steps[:, :, : RUNS // 2]
-    runs = np.stack([halves & _LOW, halves >> _FOUR], axis=3).reshape(*steps.shape[:2], RUNS, OUTPUTS, 4)
-    if more := bits - 4:
-        shifts = np.arange(0, 8, more, dtype=np.uint8)[:, None]
-        planes = steps[:, :, RUNS // 2 :, None] >> shifts & np.uint8((1 << more) - 1)
-        runs |= planes.reshape(runs.shape) << _FOUR
+    shape = (*steps.shape[:2], RUNS, OUTPUTS, 4)
+    if bits == 8:
+        runs = steps.reshape(shape)
+    else:
+        halves = steps[:, :, : RUNS // 2]
+        runs = np.stack([halves & _LOW, halves >> _FOUR], axis=3).reshape(shape)
+        if more := bits - 4:
+            shifts = np.arange(0, 8, more, dtype=np.uint8)[:, None]
+            planes = steps[:, :, RUNS // 2 :, None] >> shifts & np.uint8((1 << more) - 1)
+            runs |= planes.reshape(shape) << _FOUR
     return runs.transpose(0, 3, 1, 2, 4).reshape(len(packed) * OUTPUTS, -1)
 
 

@@ -1,4 +1,4 @@
-"""``low_bit_int8_matmul``: inputs in 8 bits times weights of 4 to 6 bits (plugins/operators/low_bit_interleaved.py)."""
+"""``low_bit_int8_matmul``: inputs in 8 bits times weights of 4 to 8 bits (plugins/operators/low_bit_interleaved.py)."""
 
 import numpy as np
 

@@ -422,7 +422,7 @@ def _by_low_bits_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG00
     inputs["x"][1, :32], inputs["x"][2, 40], inputs["x"][3, 99] = 0, np.inf, np.nan
     yield Case(inputs, attributes)
     two_levels = {"offsets", "subscales", "suboffsets"}
-    forms = [(5, 32, set(), 1), (5, 32, {"offsets"}, 1), (6, 16, {"subscales"}, 16)]
+    forms = [(8, 32, set(), 1), (5, 32, set(), 1), (5, 32, {"offsets"}, 1), (6, 16, {"subscales"}, 16)]
     for bits, group, more, groups_per_scale in [*forms, *((bits, 32, two_levels, 8) for bits in (4, 5))]:
         for rows, width in ((1, 8), (9, 37)):
             weight = interleaved_weight(rng, width, 512, group, bits, more=more, groups_per_scale=groups_per_scale)

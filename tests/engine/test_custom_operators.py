@@ -25,7 +25,10 @@ from tests.engine.test_row_bits import test_an_operator_gives_a_row_the_same_bit
 from tests.makers import tiny_checkpoint, write_recipe
 
 OPERATORS = custom_operators.OPERATORS
-BUILT = [("int4", "low_bit_int8_matmul", "MatMulNBits"), ("float32", "tiled_matmul", "FusedMatMul")]  # dtype, operators
+BUILT = [  # dtype, operators
+    *((dtype, "low_bit_int8_matmul", "MatMulNBits") for dtype in ("int4", "int8")),
+    ("float32", "tiled_matmul", "FusedMatMul"),
+]
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1\nngram_max = 3'
 
 

@@ -70,10 +70,11 @@ def inputs_of(kind: str, rows: int, inner: int, rng: np.random.Generator) -> np.
 
 # Kinds of values of groups, and bits, of the forms of weights.
 FORMS = [(4, ()), (4, ("zeros",)), (4, ("offsets",)), (5, ()), (5, ("offsets", "subscales", "suboffsets"))]
-FORMS += [(6, ("subscales",)), (6, ("offsets", "subscales", "suboffsets"))]
+FORMS += [(8, ()), (6, ("subscales",)), (6, ("offsets", "subscales", "suboffsets"))]
 
 
 @example(rows=33, steps=128, padding=0, width=24, groups=128, form=(4, ()), inputs="largest", largest=True, seed=0)
+@example(rows=9, steps=32, padding=0, width=24, groups=32, form=(8, ()), inputs="least", largest=True, seed=0)
 @example(rows=5, steps=32, padding=0, width=24, groups=64, form=FORMS[-1], inputs="largest", largest=True, seed=0)
 @settings(max_examples=60)
 @given(
