@@ -79,4 +79,4 @@ def _means(b: GraphBuilder, spec: VisionSpec, stream: ir.Value) -> ir.Value:
 
 
 def _normed(b: GraphBuilder, spec: VisionSpec, x: ir.Value, weight: ir.Value) -> ir.Value:
-    return b.op("RMSNormalization", x, weight, axis=-1, epsilon=spec.merger_eps)
+    return b.op("RMSNormalization", x, weight, axis=-1, epsilon=spec.merger_eps or spec.norm_eps)

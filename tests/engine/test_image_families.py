@@ -1,5 +1,7 @@
 """Prompts with images in every family: as transformers computes them, in chunks, from the cache and under drafts."""
 
+import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImagePr
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.vision.towers import read_tower
 from tandemrt.runtime.llm.llm import LLM
 from tests.engine.test_images import GREEDY, IMAGE_TOKEN, NGRAM, bundle, require_equal_logprobs
 from tests.engine.test_paged_rounds import PAGED
@@ -60,6 +65,41 @@ def expected_logprobs(
     with torch.no_grad():
         logits = model(input_ids=ids, **types, **inputs).logits[0]
     return logits[len(prompt) - 1 : -1].log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("kind", "file", "changes", "reason"),
+    [
+        ("gemma3", "preprocessor_config.json", {"do_pan_and_scan": True}, "do_pan_and_scan is True"),
+        ("gemma4", "config.json", {"num_key_value_heads": 1}, "num_key_value_heads is 1"),
+        ("gemma4", "config.json", {"position_embedding_size": 139}, "position_embedding_size should be at least 140"),
+        ("gemma4", "preprocessor_config.json", {"do_normalize": True}, "do_normalize is True"),
+        ("gemma4", "preprocessor_config.json", {"pooling_kernel_size": 3}, "size should be the tower's"),
+        (
+            "mistral3",
+            "config.json",
+            {"rope_parameters": {"rope_type": "yarn"}},
+            "should be of type axial",
+        ),
+        ("mistral3", "preprocessor_config.json", {"size": {"longest_edge": 50}}, "should be a multiple of 8 pixels"),
+        ("mistral3", "processor_config.json", {"image_end_token": "<end>"}, "the special token '<end>'"),
+    ],
+)
+def test_parts_that_are_not_implemented_are_refused_by_name(
+    checkpoints: dict[str, Path], tmp_path: Path, kind: str, file: str, changes: dict[str, Any], reason: str
+) -> None:
+    folder = Path(shutil.copytree(checkpoints[kind], tmp_path / "target"))
+    settings = json.loads((folder / file).read_text())
+    (settings["vision_config"] if file == "config.json" else settings).update(changes)
+    (folder / file).write_text(json.dumps(settings))
+    with pytest.raises(BadCheckpoint, match=reason):
+        read_tower(Checkpoint.open(folder), 32)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("towers")
+    return {kind: tiny_vision(folder / kind, kind) for kind in ("gemma3", "gemma4", "mistral3")}
 
 
 @pytest.mark.parametrize(("kind", "backend"), ON)

@@ -32,15 +32,15 @@ class TowerNames:
 class VisionSpec:
     """A tower: a transformer over patches, and a merger of neighbouring patches into tokens of the decoder.
 
-    ``out``: values of such a token. ``frames``: of a patch; those of a still image are equal; 0: patches have no such
-    dimension. ``colours_last``: a patch has the colours of a pixel next to each other. ``positions``: rows of the
-    table of learned positions, or of both tables, by column and by row, if the entry has no grid; 0: none. ``rope``:
-    how heads are rotated by row and column: "halves" as a whole, with equal frequencies for both; "alternating" as a
-    whole, with every other frequency; "parts" in two parts, the first by column; None: not at all. ``window_layers``:
-    those that attend within windows. ``taps``: layers whose streams have mergers of their own (DeepStack).
-    ``unscaled``: scores of queries, which are normed, are not divided by the root of a head's size. ``clipped``:
-    inputs and outputs of matmuls are clipped to stored bounds. ``standardized``: means of squares are
-    shifted and scaled by stored values.
+    ``out``: values of such a token. ``merger_eps``: of the merger's own norm; None: ``norm_eps``. ``frames``: of a
+    patch; those of a still image are equal; 0: patches have no such dimension. ``colours_last``: a patch has the
+    colours of a pixel next to each other. ``positions``: rows of the table of learned positions, or of both tables,
+    by column and by row, if the entry has no grid; 0: none. ``rope``: how heads are rotated by row and column:
+    "halves" as a whole, with equal frequencies for both; "alternating" as a whole, with every other frequency;
+    "parts" in two parts, the first by column; None: not at all. ``window_layers``: those that attend within
+    windows. ``taps``: layers whose streams have mergers of their own (DeepStack). ``unscaled``: scores of queries,
+    which are normed, are not divided by the root of a head's size. ``clipped``: inputs and outputs of matmuls are
+    clipped to stored bounds. ``standardized``: means of squares are shifted and scaled by stored values.
     ``image_attention``: layers of the decoder in which the tokens of an image attend to each other.
     """
 
@@ -54,7 +54,7 @@ class VisionSpec:
     merger: Literal["joined", "mean", "pooled", "matmul"]
     entry: VisionEntry
     norm_eps: float = 1e-6
-    merger_eps: float = 1e-6
+    merger_eps: float | None = None
     rms_norms: bool = False
     biases: bool = True
     patch_bias: bool = True

@@ -24,61 +24,35 @@ from tandemrt.export.read.vision.processor import (
 from tandemrt.export.read.vision.spec import TowerNames, VisionSpec
 from tandemrt.export.read.vision_language import vision_language
 
+_PROJECTOR = "multi_modal_projector."
 _QWEN3_VL = TowerNames(
-    patches="patch_embed.proj",
-    positions="pos_embed.weight",
-    layer="blocks",
-    norms=("norm1", "norm2"),
-    qkv=("attn.qkv",),
-    out="attn.proj",
-    mlp=("mlp.linear_fc1", "mlp.linear_fc2"),
+    patches="patch_embed.proj", positions="pos_embed.weight", layer="blocks", norms=("norm1", "norm2"),
+    qkv=("attn.qkv",), out="attn.proj", mlp=("mlp.linear_fc1", "mlp.linear_fc2"),
     merger=("norm", "linear_fc1", "linear_fc2"),
-)
+)  # fmt: skip
 _QWEN2_5_VL = replace(
     _QWEN3_VL, positions="", mlp=("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"), merger=("ln_q", "mlp.0", "mlp.2")
 )
 _SIGLIP = TowerNames(
-    patches="embeddings.patch_embedding",
-    positions="embeddings.position_embedding.weight",
-    layer="encoder.layers",
-    norms=("layer_norm1", "layer_norm2"),
-    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    out="self_attn.out_proj",
-    mlp=("mlp.fc1", "mlp.fc2"),
-    merger=(
-        "post_layernorm",
-        "multi_modal_projector.mm_soft_emb_norm.weight",
-        "multi_modal_projector.mm_input_projection_weight",
-    ),
-)
+    patches="embeddings.patch_embedding", positions="embeddings.position_embedding.weight", layer="encoder.layers",
+    norms=("layer_norm1", "layer_norm2"), qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    out="self_attn.out_proj", mlp=("mlp.fc1", "mlp.fc2"),
+    merger=("post_layernorm", f"{_PROJECTOR}mm_soft_emb_norm.weight", f"{_PROJECTOR}mm_input_projection_weight"),
+)  # fmt: skip
 _GEMMA4 = TowerNames(
-    patches="patch_embedder.input_proj",
-    positions="patch_embedder.position_embedding_table",
-    layer="encoder.layers",
-    norms=(
-        "input_layernorm",
-        "pre_feedforward_layernorm",
-        "post_attention_layernorm",
-        "post_feedforward_layernorm",
-    ),
+    patches="patch_embedder.input_proj", positions="patch_embedder.position_embedding_table", layer="encoder.layers",
+    norms=("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"),
     qkv=("self_attn.q_proj.linear", "self_attn.k_proj.linear", "self_attn.v_proj.linear"),
-    head_norms=("self_attn.q_norm.weight", "self_attn.k_norm.weight"),
-    out="self_attn.o_proj.linear",
+    head_norms=("self_attn.q_norm.weight", "self_attn.k_norm.weight"), out="self_attn.o_proj.linear",
     mlp=("mlp.gate_proj.linear", "mlp.up_proj.linear", "mlp.down_proj.linear"),
     merger=("std_bias", "std_scale", "embed_vision.embedding_projection"),
-)
+)  # fmt: skip
 _PIXTRAL = TowerNames(
-    patches="patch_conv",
-    first_norm="ln_pre",
-    layer="transformer.layers",
-    norms=("attention_norm", "ffn_norm"),
-    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-    out="attention.o_proj",
+    patches="patch_conv", first_norm="ln_pre", layer="transformer.layers", norms=("attention_norm", "ffn_norm"),
+    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"), out="attention.o_proj",
     mlp=("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
-    merger=tuple(
-        f"multi_modal_projector.{name}" for name in ("norm", "patch_merger.merging_layer", "linear_1", "linear_2")
-    ),
-)
+    merger=tuple(_PROJECTOR + name for name in ("norm", "patch_merger.merging_layer", "linear_1", "linear_2")),
+)  # fmt: skip
 _ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu"}
 
 
@@ -102,59 +76,49 @@ def read_tower(checkpoint: Checkpoint, hidden: int) -> VisionSpec:
     return spec
 
 
-def _sizes(fields: Fields, hidden: int, *, layers: str, heads: str) -> dict[str, Any]:
-    """Return the sizes that every tower has, called ``layers`` and ``heads`` in its config."""
-    return {
-        "hidden": fields.integer("hidden_size"),
-        "intermediate": fields.integer("intermediate_size"),
-        "layers": fields.integer(layers),
-        "heads": fields.integer(heads),
-        "out": hidden,
-    }
-
-
-def _entry(fields: Fields, processor: Fields, **sizes: Any) -> VisionEntry:
-    """Return how images are read, with what all image processors say alike; ``processor`` is read then."""
-    hidden, intermediate = fields.integer("hidden_size"), fields.integer("intermediate_size")
+def _tower(fields: Fields, hidden: int, processor: Fields, entry: Mapping[str, Any], **differs: Any) -> VisionSpec:
+    """Return a tower of what all configs and image processors have, and what ``differs``; nothing else may be left."""
+    layers, heads = (
+        fields.integer(old if old in fields.data else name)
+        for old, name in (("depth", "num_hidden_layers"), ("num_heads", "num_attention_heads"))
+    )
+    size, intermediate = fields.integer("hidden_size"), fields.integer("intermediate_size")
     # A layer holds its input and a norm, and queries, keys, values and their mix, or its MLP twice.
-    sizes = {"patch_values": 2 * hidden + max(4 * hidden, 2 * intermediate), **sizes}
-    if "mean" not in sizes:
-        sizes |= {"mean": colour(processor, "image_mean"), "std": colour(processor, "image_std")}
+    common: dict[str, Any] = {"patch_values": 2 * size + max(4 * size, 2 * intermediate)}
+    if "mean" not in entry:
+        common |= {"mean": colour(processor, "image_mean"), "std": colour(processor, "image_std")}
     processor.finish(advice=TEXT_ONLY)
-    return VisionEntry(**sizes)
+    return VisionSpec(
+        hidden=size,
+        intermediate=intermediate,
+        layers=layers,
+        heads=heads,
+        out=hidden,
+        entry=VisionEntry(**common, **entry),
+        **differs,
+    )
 
 
-def _qwen(checkpoint: Checkpoint, fields: Fields, hidden: int, **differs: Any) -> VisionSpec:
-    """Read what the towers of the Qwen families share; ``differs``: fields of the spec, and of the entry."""
+def _qwen(checkpoint: Checkpoint, fields: Fields, hidden: int, entry: Mapping[str, Any], **differs: Any) -> VisionSpec:
+    """Read what the towers of the Qwen families share; ``entry`` and ``differs``: what they do not."""
     fields.only("in_channels", 3)
     if (out := fields.integer("out_hidden_size")) != hidden:
         raise BadCheckpoint(f"{fields.where}.out_hidden_size should be that of the text part, {hidden}, it is {out}")
     patch, merge, frames = (fields.integer(f"{name}_size") for name in ("patch", "spatial_merge", "temporal_patch"))
     processor = image_processor(checkpoint.folder, "Qwen2VL")
     require_same(processor, {"patch_size": patch, "merge_size": merge, "temporal_patch_size": frames})
-    entry = _entry(
-        fields,
-        processor,
-        image_token=_token(checkpoint.config, "image_token_id"),
-        position_rows=3,
-        patch_size=patch,
-        merge_size=merge,
-        grid_side=differs.pop("grid_side", 0),
-        window_side=differs.pop("window_side", 0),
-        resize="bounds",
-        min_pixels=edge(processor, "shortest_edge", "min_pixels"),
-        max_pixels=edge(processor, "longest_edge", "max_pixels"),
-        resample=resample(processor, 3),
-    )
-    return VisionSpec(
-        **_sizes(fields, hidden, layers="depth", heads="num_heads"),
-        frames=frames,
-        rope="halves",
-        rope_theta=_rope_theta(fields, 10_000.0),
-        merger="joined",
-        entry=entry,
-        **differs,
-    )
+    shared = {
+        "image_token": _token(checkpoint.config, "image_token_id"),
+        "position_rows": 3,
+        "patch_size": patch,
+        "merge_size": merge,
+        "resize": "bounds",
+        "min_pixels": edge(processor, "shortest_edge", "min_pixels"),
+        "max_pixels": edge(processor, "longest_edge", "max_pixels"),
+        "resample": resample(processor, 3),
+    }
+    rope = {"rope": "halves", "rope_theta": _rope_theta(fields, 10_000.0)}
+    return _tower(fields, hidden, processor, {**shared, **entry}, frames=frames, merger="joined", **rope, **differs)
 
 
 def _qwen2_5_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
@@ -174,9 +138,9 @@ def _qwen2_5_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSp
         checkpoint,
         fields,
         hidden,
+        {"window_side": window // (patch * merge)},
         names=_QWEN2_5_VL,
         activation=_activation(fields, "hidden_act", "silu"),
-        window_side=window // (patch * merge),
         window_layers=tuple(layer for layer in range(layers) if layer not in whole),
         rms_norms=True,
         patch_bias=False,
@@ -193,16 +157,9 @@ def _qwen3_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec
         raise BadCheckpoint(
             f"{fields.where}.deepstack_visual_indexes should be layers below {layers}, ascending, it is {quoted(taps)}"
         )
-    return _qwen(
-        checkpoint,
-        fields,
-        hidden,
-        names=_QWEN3_VL,
-        activation=_activation(fields, "hidden_act", "gelu_pytorch_tanh", "gelu"),
-        positions=positions,
-        grid_side=side,
-        taps=tuple(taps),
-    )
+    activation = _activation(fields, "hidden_act", "gelu_pytorch_tanh", "gelu")
+    how = {"names": _QWEN3_VL, "activation": activation, "positions": positions, "taps": tuple(taps)}
+    return _qwen(checkpoint, fields, hidden, {"grid_side": side}, **how)
 
 
 def _gemma3(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
@@ -223,32 +180,31 @@ def _gemma3(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     processor.only("do_pan_and_scan", False)
     processor.skip(*(f"pan_and_scan_{name}" for name in ("max_num_crops", "min_crop_size", "min_ratio_to_activate")))
     require_same(processor, {"size": {"height": side, "width": side}})
-    entry = _entry(
+    entry = {
+        "image_token": _token(config, "image_token_index", "image_token_id"),
+        "image_begin": _token(config, "boi_token_index"),
+        "image_end": _token(config, "eoi_token_index"),
+        "template_token": _token(config, "boi_token_index"),
+        "both_ways": True,
+        "patch_size": patch,
+        "merge_size": merge,
+        "grid_side": grid,
+        "resize": "square",
+        "min_pixels": side**2,
+        "max_pixels": side**2,
+        "resample": resample(processor, 2),
+    }
+    return _tower(
         fields,
+        hidden,
         processor,
-        image_token=_token(config, "image_token_index", "image_token_id"),
-        image_begin=_token(config, "boi_token_index"),
-        image_end=_token(config, "eoi_token_index"),
-        template_token=_token(config, "boi_token_index"),
-        both_ways=True,
-        patch_size=patch,
-        merge_size=merge,
-        grid_side=grid,
-        resize="square",
-        min_pixels=side**2,
-        max_pixels=side**2,
-        resample=resample(processor, 2),
-    )
-    return VisionSpec(
-        **_sizes(fields, hidden, layers="num_hidden_layers", heads="num_attention_heads"),
+        entry,
         names=_SIGLIP,
         activation=_activation(fields, "hidden_act", "gelu_pytorch_tanh", "gelu"),
         positions=grid**2,
         norm_eps=fields.number("layer_norm_eps", 1e-6),
-        merger_eps=fields.number("layer_norm_eps", 1e-6),
         merger="mean",
         image_attention="all",
-        entry=entry,
     )
 
 
@@ -272,28 +228,27 @@ def _gemma4(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
         )
     text = config.get("text_config")
     sliding = isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision"
-    entry = _entry(
+    entry = {
+        "image_token": _token(config, "image_token_id"),
+        "image_begin": _token(config, "boi_token_id"),
+        "image_end": _token(config, "eoi_token_id", "eoi_token_index"),
+        "both_ways": sliding,
+        "patch_size": patch,
+        "merge_size": merge,
+        "resize": "fill",
+        "max_pixels": tokens * (patch * merge) ** 2,
+        "resample": resample(processor, 3),
+        "mean": (0.5, 0.5, 0.5),  # the tower reads colours from -1 to 1
+        "std": (0.5, 0.5, 0.5),
+    }
+    return _tower(
         fields,
+        hidden,
         processor,
-        image_token=_token(config, "image_token_id"),
-        image_begin=_token(config, "boi_token_id"),
-        image_end=_token(config, "eoi_token_id", "eoi_token_index"),
-        both_ways=sliding,
-        patch_size=patch,
-        merge_size=merge,
-        resize="fill",
-        max_pixels=tokens * (patch * merge) ** 2,
-        resample=resample(processor, 3),
-        mean=(0.5, 0.5, 0.5),  # the tower reads colours from -1 to 1
-        std=(0.5, 0.5, 0.5),
-    )
-    eps = fields.number("rms_norm_eps", 1e-6)
-    return VisionSpec(
-        **_sizes(fields, hidden, layers="num_hidden_layers", heads="num_attention_heads"),
+        entry,
         names=_GEMMA4,
         activation=_activation(fields, "hidden_activation", "gelu_pytorch_tanh"),
-        norm_eps=eps,
-        merger_eps=eps,
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
         rms_norms=True,
         biases=False,
         patch_bias=False,
@@ -306,7 +261,6 @@ def _gemma4(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
         standardized=fields.flag("standardize", False),
         merger="pooled",
         image_attention="sliding" if sliding else "none",
-        entry=entry,
     )
 
 
@@ -328,21 +282,22 @@ def _pixtral(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
         )
     around = json_of(checkpoint.folder / "processor_config.json") or {}
     require_same(Fields(around, "processor_config.json"), {"patch_size": patch, "spatial_merge_size": merge})
-    entry = _entry(
-        fields,
-        processor,
-        image_token=_token(checkpoint.config, "image_token_index", "image_token_id"),
-        image_break=_added_token(checkpoint, around.get("image_break_token", "[IMG_BREAK]")),
-        image_end=_added_token(checkpoint, around.get("image_end_token", "[IMG_END]")),
-        patch_size=patch,
-        merge_size=merge,
-        resize="edge",
-        max_pixels=longest**2,
-        resample=resample(processor, 3),
-    )
+    entry = {
+        "image_token": _token(checkpoint.config, "image_token_index", "image_token_id"),
+        "image_break": _added_token(checkpoint, around.get("image_break_token", "[IMG_BREAK]")),
+        "image_end": _added_token(checkpoint, around.get("image_end_token", "[IMG_END]")),
+        "patch_size": patch,
+        "merge_size": merge,
+        "resize": "edge",
+        "max_pixels": longest**2,
+        "resample": resample(processor, 3),
+    }
     text = checkpoint.config.get("text_config")
-    return VisionSpec(
-        **_sizes(fields, hidden, layers="num_hidden_layers", heads="num_attention_heads"),
+    return _tower(
+        fields,
+        hidden,
+        processor,
+        entry,
         names=_PIXTRAL,
         activation=_activation(fields, "hidden_act", "gelu", "silu", "gelu_pytorch_tanh"),
         norm_eps=1e-5,  # which no config names
@@ -354,7 +309,6 @@ def _pixtral(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
         rope="alternating",
         rope_theta=_rope_theta(fields, 10_000.0),
         merger="matmul",
-        entry=entry,
     )
 
 
