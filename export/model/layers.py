@@ -54,9 +54,13 @@ def decoder_layers(
         net = spec.recurrent
         recur = None if net is None else Recurrent(net, strategies.recurrence(b, spec, net, graph_inputs))
     graph_outputs: dict[str, ir.Value] = {}
-    streams = []
+    streams: list[ir.Value] = []
     for layer in range(spec.layers):
         name = f"model.layers.{layer}"
+        for skip in spec.skips:
+            if skip.target == layer:
+                kept = scaled_by(b, hidden, 1 - skip.weight, w.dtype)
+                hidden = b.op("Add", scaled_by(b, streams[skip.source], skip.weight, w.dtype), kept)
         hidden.name = f"hidden.{layer}"
         streams.append(hidden)
         with b.scope(f"layers.{layer}/attention"):
@@ -152,7 +156,8 @@ def decoder_layer(
             update = _mlp(b, normed, w, spec, layer, f"{name}.mlp", width, strategies.activation)
         else:
             update = _experts(b, stream, normed, w, spec, experts, strategies, layer, name)
-        stream = _added(b, stream, norm_if_present(b, update, w, spec, name, norms.after_mlp), spec, w.dtype)
+        after = norms.after_mlp if experts is None else experts.output_norm or norms.after_mlp
+        stream = _added(b, stream, norm_if_present(b, update, w, spec, name, after), spec, w.dtype)
     return stream, present
 
 
@@ -246,7 +251,8 @@ def _experts(
         root = b.constant(spec.hidden**-0.5, w.dtype)
         weight = b.op("Mul", w(f"{mlp}.gate.scale", (spec.hidden,)), root)
         routed = norm_by(b, stream, weight, w.dtype, spec.norm_eps)
-    joins = strategies.joins_shared_expert and is_like_the_others(w, spec, experts, mlp)
+    averaged = experts.shared is not None and experts.shared.averaged
+    joins = strategies.joins_shared_expert and not averaged and is_like_the_others(w, spec, experts, mlp)
     mixed = experts if joins else replace(experts, shared=None)
     update = strategies.mixture(b, x, w, spec, mixed, mlp, routed)
     if experts.shared is None or joins:
@@ -255,7 +261,7 @@ def _experts(
     if norms is not None:
         update = stored_norm(b, update, w, f"{name}.{norms.after}", spec)
         shared = stored_norm(b, shared, w, f"{name}.{norms.after_shared}", spec)
-    return b.op("Add", update, shared)
+    return scaled_by(b, b.op("Add", update, shared), 0.5 if averaged else 1.0, w.dtype)
 
 
 def _shared_expert(

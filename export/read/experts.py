@@ -307,6 +307,25 @@ def deepseek_experts(
     return read
 
 
+def axk1_experts(fields: Fields, layers: int) -> Experts:
+    """A.X K1: as DeepSeek-V3, with a norm of their output."""
+    return replace(deepseek_experts()(fields, layers), output_norm="post_mlp_layernorm")
+
+
+def cohere2_experts(fields: Fields, layers: int) -> Experts:
+    """Command A with experts: a softmax or a sigmoid of the chosen experts' logits, shared ones averaged or added."""
+    fields.only("expert_selection_fn", "softmax", "sigmoid")
+    fields.only("shared_expert_combination_strategy", "average", "sum")
+    width, common = fields.integer("intermediate_size"), fields.get("num_shared_experts", 0)
+    sigmoid = fields.get("expert_selection_fn") == "sigmoid"
+    normalized = fields.flag("norm_topk_prob", True) or not sigmoid
+    count, chosen = fields.integer("num_experts", 8), fields.integer("num_experts_per_tok", 2)
+    experts = _experts(count, chosen, width, normalized, _sparse_layers(fields, layers))
+    averaged = fields.get("shared_expert_combination_strategy", "average") == "average"
+    shared = SharedExpert(width * fields.integer("num_shared_experts"), averaged=averaged) if common else None
+    return replace(experts, router=Router("sigmoid") if sigmoid else Router(), shared=shared)
+
+
 def pangu_experts(fields: Fields, layers: int) -> Experts:
     """openPangu Ultra: as DeepSeek-V3, but the correction is optional."""
     experts = deepseek_experts()(fields, layers)

@@ -9,7 +9,7 @@ from tandemrt.export.read.chunks import dual_chunk
 from tandemrt.export.read.experts import no_experts
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.latent import Latent, not_latent
-from tandemrt.export.read.layer import Activation, Experts, Heads, NormNames, QKNorm, Scales, Variants
+from tandemrt.export.read.layer import Activation, Experts, Heads, NormNames, QKNorm, Scales, Skip, Variants
 from tandemrt.export.read.layer_kinds import RotaryReader, WindowReader, Windows, all_rotary, no_window
 from tandemrt.export.read.recurrent import not_recurrent, numbers
 from tandemrt.export.read.recurrent_layers import RecurrentLayers
@@ -110,6 +110,11 @@ def key_value_heads(fields: Fields, heads: int) -> int:
 
 def hidden_layers(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", most=10_000)
+
+
+def no_skips(fields: Fields, layers: int) -> tuple[Skip, ...]:  # noqa: ARG001
+    """No layer reads the stream of an earlier one."""
+    return ()
 
 
 def all_mlps(fields: Fields) -> tuple[bool, ...]:  # noqa: ARG001
@@ -284,6 +289,7 @@ class Family:
     stored_by_head: tuple[str, ...] = ()
     normed_head: bool = False
     position_offset: int | None = None
+    skips: Callable[[Fields, int], tuple[Skip, ...]] = no_skips
     longest: Callable[[Fields], int] = dual_chunk
     variants: Callable[[Fields, Heads, Windows], Variants] = uniform_layers
     aliases: tuple[str, ...] = ()

@@ -86,6 +86,15 @@ class NormNames:
 
 
 @dataclass(frozen=True)
+class Skip:
+    """``weight`` of the residual stream before layer ``source`` is mixed into the one before layer ``target``."""
+
+    source: int
+    target: int
+    weight: float
+
+
+@dataclass(frozen=True)
 class QKNorm:
     """The checkpoint's names of the RMS norms of queries and keys.
 
@@ -156,12 +165,13 @@ class SharedExpert:
     """An MLP of width ``intermediate`` that every token runs in addition to its experts.
 
     ``name``: its name in the checkpoint. ``gate``: the name of a matmul to one value, whose sigmoid multiplies the
-    output; None: there is none.
+    output; None: there is none. ``averaged``: its output and that of the experts are averaged, not added.
     """
 
     intermediate: int
     name: str = "shared_experts"
     gate: str | None = None
+    averaged: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,7 +184,8 @@ class Experts:
     stores all experts. ``clamped`` replaces the activation. ``norms``: None: the experts read what the MLP would read.
     ``weighted_input``: the weight of an expert multiplies its input, not its output. ``latent``: one matmul gives all
     experts inputs of so many values, and another takes their sum back to the hidden size; 0: they read and write the
-    hidden size (Nemotron 3 Super).
+    hidden size (Nemotron 3 Super). ``output_norm``: the checkpoint's name of the norm of their output, of layers with
+    experts alone; None: that of all layers.
     """
 
     count: int
@@ -190,6 +201,7 @@ class Experts:
     norms: ExpertNorms | None = None
     weighted_input: bool = False
     latent: int = 0
+    output_norm: str | None = None
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,20 @@ def alternating_windows(period: int, *, full: int = -1, named: str | None = None
     return read
 
 
+def cohere2_moe_windows(fields: Fields, layers: int) -> Windows:
+    """Command A with experts: ``layer_types``, else a pattern for the first dense layers, and one for the others."""
+    kinds = layer_types(fields, layers)
+    dense = fields.get("first_k_dense_replace", 0)
+    first, other = (
+        fields.integer(name, default)
+        for name, default in (("prefix_dense_sliding_window_pattern", 1), ("sliding_window_pattern", 4))
+    )
+    if kinds is None:
+        of_all = [(at, first) for at in range(dense)] + [(at, other) for at in range(layers - dense)]
+        kinds = [(at + 1) % period != 0 for at, period in of_all]
+    return _window_of(fields, kinds), tuple(kinds)
+
+
 def ending_in_full(read: WindowReader) -> WindowReader:
     """Return ``read`` with a last layer that sees all tokens, whatever its kind (Gemma 4)."""
 
@@ -279,6 +293,15 @@ def rotary_if_configured(fields: Fields, layers: int, windows: Windows) -> tuple
     parameters = fields.get("rope_parameters")
     rotates = any(fields.data.get(name) is not None for name in names)
     return (rotates and not (isinstance(parameters, dict) and parameters.get("rope_theta", 1) is None),) * layers
+
+
+def cohere2_moe_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:
+    """Command A with experts: sliding layers rotate, and dense layers whose pattern has no sliding one."""
+    kinds, dense = fields.get("mlp_layer_types"), fields.get("first_k_dense_replace", 0)
+    if fields.get("prefix_dense_sliding_window_pattern", 1) != 1:
+        return windows[1]
+    is_dense = [kind == "dense" for kind in kinds] if kinds else [at < dense for at in range(layers)]
+    return tuple(slides or prefix for slides, prefix in zip(windows[1], is_dense, strict=True))
 
 
 def sliding_rotary(fields: Fields, layers: int, windows: Windows) -> tuple[bool, ...]:

@@ -15,6 +15,7 @@ from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.layer_kinds import without_mtp
 from tandemrt.export.read.rope_scaling import llama3, longrope, yarn
 
+_YARN = {"deepseek_yarn": 0.1, "telechat3-yarn": 0.07}  # further names, with the factor of the sharper attention
 _NAMES = ("rope_scaling", "rope_parameters", "rope_theta")  # rope_parameters overrides rope_scaling
 
 
@@ -167,7 +168,8 @@ def _read(
     config: Fields, parameters: Mapping[str, Any], head_dim: int, max_length: int, rules: RopeRules, length: int
 ) -> Rope:
     fields = Fields(parameters, f"{config.where}, rope_parameters")
-    kind = fields.get("rope_type", fields.get("type", "default"))
+    stated = fields.get("rope_type", fields.get("type", "default"))
+    kind = "yarn" if stated in _YARN else stated
     fields.skip("type")
     # A proportional rule has frequencies for the complete head, of which the last ones are 0.
     rotated = head_dim if kind == "proportional" else _rotated(config, fields, head_dim, rules)
@@ -195,7 +197,9 @@ def _read(
             frequencies = llama3(fields, kept, max_length)
         case "yarn" if "short_factor" not in parameters:
             try:
-                frequencies, magnitude, extended_length = yarn(fields, kept, theta, max_length)
+                frequencies, magnitude, extended_length = yarn(
+                    fields, kept, theta, max_length, sharpening=_YARN.get(stated, 0.1)
+                )
             except (ArithmeticError, TypeError, ValueError) as error:
                 raise BadCheckpoint(
                     f"{fields.where}: the values must make sense for yarn, they give: {error}"

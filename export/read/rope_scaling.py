@@ -20,7 +20,9 @@ def llama3(fields: Fields, kept: torch.Tensor, max_length: int) -> torch.Tensor:
     return torch.where(between, blended, stretched)
 
 
-def yarn(fields: Fields, kept: torch.Tensor, theta: float, max_length: int) -> tuple[torch.Tensor, float, int]:
+def yarn(
+    fields: Fields, kept: torch.Tensor, theta: float, max_length: int, *, sharpening: float
+) -> tuple[torch.Tensor, float, int]:
     """YaRN (arXiv 2309.00071): blend stretched and kept frequencies by a ramp over the dimensions.
 
     Returns the frequencies, the magnitude, which sharpens attention, and the extended length.
@@ -39,12 +41,12 @@ def yarn(fields: Fields, kept: torch.Tensor, theta: float, max_length: int) -> t
     last = last + 0.001 if first == last else last
     share = 1 - ((torch.arange(half, dtype=torch.float32) - first) / (last - first)).clamp(0, 1)
     stretched = 1.0 / (factor * (theta ** (torch.arange(0, dim, 2).float() / dim)))
-    return stretched * (1 - share) + kept * share, _yarn_magnitude(fields, factor), int(original * factor)
+    return stretched * (1 - share) + kept * share, _yarn_magnitude(fields, factor, sharpening), int(original * factor)
 
 
-def _yarn_magnitude(fields: Fields, factor: float) -> float:
+def _yarn_magnitude(fields: Fields, factor: float, sharpening: float) -> float:
     def of(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+        return 1.0 if factor <= 1 else sharpening * scale * math.log(factor) + 1.0
 
     above, below = fields.get("mscale"), fields.get("mscale_all_dim")
     default = of(above) / of(below) if above and below else of(1.0)

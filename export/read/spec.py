@@ -20,6 +20,7 @@ from tandemrt.export.read.layer import (
     NormNames,
     QKNorm,
     Scales,
+    Skip,
     Variants,
 )
 from tandemrt.export.read.recurrent_layers import RecurrentLayers
@@ -47,7 +48,8 @@ class ModelSpec:
     projections, of "q", "k" and "v", whose rows a checkpoint stores in one tensor, by head of keys and values.
     ``head_bias``: lm_head has a bias. ``down_bias``: the last matmul of an MLP has one, whatever ``mlp_bias`` says.
     ``normed_head``: the rows of lm_head are divided by their lengths. ``position_offset``: positions are learned, and a
-    table has that of position p in row p + offset; None: they are not. ``position_rows``: see contract.decoder; 3 needs
+    table has that of position p in row p + offset; None: they are not. ``skips``: how streams are
+    mixed. ``position_rows``: see contract.decoder; 3 needs
     Rope.sections. ``image_levels``: 0, or 1 and the number of first layers after which the states of images are added
     (DeepStack). ``images_both_ways``: for each layer, whether the tokens of an image attend to each other, also to
     later ones; (): in none.
@@ -93,6 +95,7 @@ class ModelSpec:
     down_bias: bool = False
     normed_head: bool = False
     position_offset: int | None = None
+    skips: tuple[Skip, ...] = ()
     head_bias: bool = False
     position_rows: Literal[0, 3] = 0
     image_levels: int = 0
@@ -173,6 +176,7 @@ class ModelSpec:
             down_bias=bias.mlp or bias.down,
             normed_head=family.normed_head,
             position_offset=family.position_offset,
+            skips=family.skips(fields, layers),
             head_bias=bias.head,
         )
         fields.finish(ignored)

@@ -30,24 +30,34 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     "it has recurrent layers of another kind": ("Plamo2ForCausalLM",),
     "its experts run next to an MLP of their own": ("ArcticForCausalLM", "Grok1ModelForCausalLM"),
     f"{_LATENT}, with parts that are not read": ("MistralLarge3ForCausalLM",),
+    "its positions are added to scores (ALiBi)": ("Step1ForCausalLM",),
+    "its chunks of attention see the chunk before theirs, too": ("Rnj1ForCausalLM",),
+    "its layers run several times for each token, or mix streams of earlier layers": (
+        *("DoryForCausalLM", "IQuestLoopCoderForCausalLM", "AliceAIForCausalLM"),
+    ),
+    "its queries and keys are normed in different ways, next to layers of different head sizes": (
+        "DomynEdgeForCausalLM",
+    ),
+    "its queries, keys and values are one tensor, in parts for a number of ranks": ("MiMoV2ForCausalLM",),
+    "a router chooses the values of its attention": ("K2HorizonForCausalLM",),
+    "its two latent attentions in a layer read embeddings of several tokens": ("LongcatFlashNgramForCausalLM",),
     "it is described by code in the checkpoint, which is not run": (
         *("Phi3SmallForCausalLM", "HCXVisionForCausalLM", "PanguProMoEV2ForCausalLM", "Plamo3ForCausalLM"),
         "Step3TextForCausalLM",
     ),
     "its layers run several times for each token": ("OuroForCausalLM",),
-    "some of its layers add the output of much earlier ones (bskcn)": ("SolarForCausalLM",),
     "it is a drafter that reads its target's keys and values": (
         *("Gemma4AssistantForCausalLM", "Gemma4UnifiedAssistantForCausalLM"),
     ),
     "its keys are chosen by an index, next to other parts that are not read": (
         *("AXK2ForCausalLM", "Dots3NoteForCausalLM", "Dots3NoteForConditionalGeneration", "HYV4ForCausalLM"),
+        *("Glm5NextForCausalLM", "Step5ForCausalLM", "MiniMaxM3SparseForCausalLM"),
         *("Glm5NextForConditionalGeneration", "Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
         *("MiniMaxM3VLForCausalLM", "MiniMaxM3VLForConditionalGeneration"),
     ),
     "its router or the norms around its experts are of a kind that is not read": (
         *(
             "NemotronHPuzzleForCausalLM",
-            "AXK1ForCausalLM",
             "BeamForCausalLM",
             "Kolibri1ForCausalLM",
             "JetMoeForCausalLM",
@@ -55,7 +65,8 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
         ),
     ),
     "it has recurrent layers or convolutions of another kind": (
-        *("BailingHybridForCausalLM", "InklingForCausalLM", "InklingForConditionalGeneration", "Inkling2ForCausalLM"),
+        *("BailingHybridForCausalLM", "BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM"),
+        *("InklingForCausalLM", "InklingForConditionalGeneration", "Inkling2ForCausalLM"),
         *("Inkling2ForConditionalGeneration", "RecurrentGemmaForCausalLM", "RwkvForCausalLM", "xLSTMForCausalLM"),
         *("BltForCausalLM", "HrmTextForCausalLM"),
     ),
@@ -83,6 +94,7 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
     ),
     "its text part lies under llm, next to a resampler of images that is not read": ("MiniCPMV", "MiniCPMO"),
     "its text part has parts that are not read": (
+        *("MuseGlimmerForCausalLM", "HCXVisionV2ForCausalLM"),
         *("Gemma4UnifiedForCausalLM", "Gemma4UnifiedForConditionalGeneration"),
         *("MuseGlimmerForConditionalGeneration", "MuseSparkForConditionalGeneration"),
         *("MistralLarge4ForConditionalGeneration", "Step3VLForConditionalGeneration"),
@@ -119,7 +131,6 @@ UNSUPPORTED = {name: reason for reason, names in OTHERS.items() for name in name
     "KimiK3ForConditionalGeneration": "its activation has bounds, and its layers add the outputs of earlier blocks",
     "DeepseekV4ForCausalLM": _SPARSE,
     "LongcatFlashForCausalLM": f"{_LATENT}, twice in a layer, and some of its experts return their input",
-    "Cohere2MoeForCausalLM": "its experts run next to an attention that reads the same input",
     "DeciLMForCausalLM": "its layers have different structures, some without attention",
 }
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer import UNIFORM, ClampedSwiglu, Heads, LayerInputs, OutputGate, Scales, Variants
+from tandemrt.export.read.layer import UNIFORM, ClampedSwiglu, Heads, LayerInputs, OutputGate, Scales, Skip, Variants
 from tandemrt.export.read.layer_kinds import Windows, without_mtp
 
 
@@ -121,6 +121,29 @@ def step_layers(fields: Fields, heads: Heads, windows: Windows) -> Variants:
         expert_clamps=_clamps(fields, "swiglu_limits", len(sliding)),
         mlp_clamps=_clamps(fields, "swiglu_limits_shared", len(sliding)),
     )
+
+
+def solar_skips(fields: Fields, layers: int) -> tuple[Skip, ...]:
+    """Solar: the streams before the layers bskcn_1 and bskcn_2 are mixed into those before bskcn_3 and bskcn_4."""
+    lists = [fields.get(f"bskcn_{at}", []) for at in range(1, 5)]
+    weights = fields.get("bskcn_tv", [1.0, 1.0])
+    numbers = isinstance(weights, list) and len(weights) == 2 and all(type(each) in (int, float) for each in weights)
+    if not numbers or not all(isinstance(each, list) and all(type(at) is int for at in each) for each in lists):
+        raise BadCheckpoint(
+            f"config.json: bskcn_1 to bskcn_4 should list layers, and bskcn_tv hold two numbers, they are "
+            f"{quoted(lists)} and {quoted(weights)}"
+        )
+    skips = []
+    for sources, targets in ((lists[0], lists[2]), (lists[1], lists[3])):
+        for target in sorted(targets):
+            earlier = [source for source in sources if source <= target]
+            if not earlier or not 0 < target < layers:
+                raise BadCheckpoint(
+                    f"config.json: a layer of bskcn_3 or bskcn_4 should have an earlier one in bskcn_1 or bskcn_2, and "
+                    f"be one of {layers}, it is {target}"
+                )
+            skips.append(Skip(max(earlier), target, float(weights[1])))  # the first weight is for training
+    return tuple(skips)
 
 
 def gemma4_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, PreTrainedModel
 
-from tests.engine.decoding import Decoder, expected_logits, make_checkpoint
+from tests.engine.decoding import Decoder, edit_config, expected_logits, make_checkpoint
 
 Tensors = dict[str, torch.Tensor]
 HEADS = 2  # of keys and values
@@ -206,6 +206,30 @@ def test_logits_equal_those_of_a_family_with_the_same_layers(architecture: str, 
     (tmp_path / "config.json").write_text(json.dumps({**relative.own, "architectures": [architecture]}))
     logits = Decoder(tmp_path, "grouped", batch=1, capacity=48)([TEXT], [0])[0]
     torch.testing.assert_close(logits, expected_logits(model, TEXT), atol=1e-4, rtol=0)
+
+
+def test_a_stream_is_mixed_into_that_of_a_later_layer(tmp_path: Path) -> None:
+    """Solar: its layers are Llama's, and transformers' Llama mixes the streams by hooks."""
+    fields = {**SIZES, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": HEADS}
+    model = make_checkpoint(AutoConfig.for_model("llama", **fields, pad_token_id=None), tmp_path)
+    skips = {"bskcn_1": [1], "bskcn_2": [2], "bskcn_3": [3], "bskcn_4": [3], "bskcn_tv": [0.9, 0.3]}
+    edit_config(tmp_path, architectures=["SolarForCausalLM"], model_type="solar", **skips)
+    streams: list[torch.Tensor] = []
+
+    def keep(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> None:
+        streams.append(inputs[0])
+
+    def mix(_layer: torch.nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        stream = inputs[0]
+        for earlier in streams:
+            stream = 0.3 * earlier + 0.7 * stream
+        return stream, *inputs[1:]
+
+    for layer, hook in ((1, keep), (2, keep), (3, mix)):
+        model.model.layers[layer].register_forward_pre_hook(hook)
+    expected = expected_logits(model, TEXT)
+    logits = Decoder(tmp_path, "grouped", batch=1, capacity=48)([TEXT], [0])[0]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
 
 
 def prepared(model: PreTrainedModel, relative: Relative, folder: Path) -> Tensors:

@@ -1,27 +1,40 @@
-"""Architectures of published text models: the names under which vLLM serves them (2026, its model registry)."""
+"""Architectures of published text models: the names under which vLLM serves them."""
 
-_NAMES = """
-    AfmoeForCausalLM ApertusForCausalLM AquilaModel AquilaForCausalLM ArceeForCausalLM ArcticForCausalLM
-    BaiChuanForCausalLM BaichuanForCausalLM BailingMoeForCausalLM BailingMoeV2ForCausalLM BambaForCausalLM
-    BloomForCausalLM ChatGLMModel ChatGLMForConditionalGeneration CohereForCausalLM Cohere2ForCausalLM CwmForCausalLM
-    DbrxForCausalLM DeciLMForCausalLM DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV3ForCausalLM
-    DeepseekV32ForCausalLM Dots1ForCausalLM Ernie4_5ForCausalLM Ernie4_5_MoeForCausalLM ExaoneForCausalLM
-    Exaone4ForCausalLM Fairseq2LlamaForCausalLM FalconForCausalLM FalconMambaForCausalLM FalconH1ForCausalLM
-    FlexOlmoForCausalLM GemmaForCausalLM Gemma2ForCausalLM Gemma3ForCausalLM Gemma3nForCausalLM Gemma4ForCausalLM
-    Qwen3NextForCausalLM GlmForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM GptOssForCausalLM GPT2LMHeadModel
-    GPTBigCodeForCausalLM GPTJForCausalLM GPTNeoXForCausalLM GraniteForCausalLM GraniteMoeForCausalLM
-    GraniteMoeHybridForCausalLM GraniteMoeSharedForCausalLM GritLM Grok1ModelForCausalLM HunYuanMoEV1ForCausalLM
-    HunYuanDenseV1ForCausalLM HCXVisionForCausalLM InternLMForCausalLM InternLM2ForCausalLM InternLM2VEForCausalLM
-    InternLM3ForCausalLM JAISLMHeadModel Jais2ForCausalLM JambaForCausalLM KimiLinearForCausalLM Lfm2ForCausalLM
-    Lfm2MoeForCausalLM LlamaForCausalLM Llama4ForCausalLM LLaMAForCausalLM LongcatFlashForCausalLM MambaForCausalLM
-    Mamba2ForCausalLM MiniCPMForCausalLM MiniCPM3ForCausalLM MiniMaxForCausalLM MiniMaxText01ForCausalLM
-    MiniMaxM1ForCausalLM MiniMaxM2ForCausalLM MistralForCausalLM MistralLarge3ForCausalLM MixtralForCausalLM
-    MptForCausalLM MPTForCausalLM MiMoForCausalLM MiMoV2FlashForCausalLM NemotronForCausalLM NemotronHForCausalLM
-    OlmoForCausalLM Olmo2ForCausalLM Olmo3ForCausalLM OlmoeForCausalLM OPTForCausalLM OrionForCausalLM
-    OuroForCausalLM PanguEmbeddedForCausalLM PanguProMoEV2ForCausalLM PanguUltraMoEForCausalLM
-    PersimmonForCausalLM PhiForCausalLM Phi3ForCausalLM PhiMoEForCausalLM Plamo2ForCausalLM Plamo3ForCausalLM
-    QWenLMHeadModel Qwen2ForCausalLM Qwen2MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM RWForCausalLM
-    SeedOssForCausalLM Step3TextForCausalLM StableLMEpochForCausalLM StableLmForCausalLM Starcoder2ForCausalLM
-    SolarForCausalLM TeleChatForCausalLM TeleChat2ForCausalLM TeleFLMForCausalLM XverseForCausalLM Zamba2ForCausalLM
+_OF_0_33 = """
+    AfmoeForCausalLM AliceAIForCausalLM ApertusForCausalLM AXK1ForCausalLM BailingMoeForCausalLM
+    BailingMoeV2_5ForCausalLM BailingMoeV2ForCausalLM BailingMoeV3ForCausalLM BeamForCausalLM BloomForCausalLM
+    ChatGLMForConditionalGeneration ChatGLMModel Cohere2ForCausalLM Cohere2MoeForCausalLM CohereForCausalLM
+    DbrxForCausalLM DeciLMForCausalLM DeepseekForCausalLM DeepseekV2ForCausalLM DeepseekV32ForCausalLM
+    DeepseekV3ForCausalLM DeepseekV4ForCausalLM DomynEdgeForCausalLM DoryForCausalLM Ernie4_5_MoeForCausalLM
+    Ernie4_5ForCausalLM Exaone4ForCausalLM ExaoneForCausalLM ExaoneMoeForCausalLM ExaoneMoEForCausalLM
+    FalconForCausalLM FalconH1ForCausalLM FalconMambaForCausalLM FlintForCausalLM Gemma2ForCausalLM
+    Gemma3ForCausalLM Gemma3nForCausalLM Gemma4ForCausalLM GemmaForCausalLM Glm4ForCausalLM Glm4MoeForCausalLM
+    Glm4MoeLiteForCausalLM Glm5NextForCausalLM GlmMoeDsaForCausalLM GPT2LMHeadModel GPTJForCausalLM
+    GptOssForCausalLM GraniteForCausalLM GraniteMoeForCausalLM GraniteMoeHybridForCausalLM
+    GraniteMoeSharedForCausalLM GraniteMoeSWAForCausalLM GraniteSWAForCausalLM HCXVisionV2ForCausalLM
+    HrmTextForCausalLM HyperCLOVAXForCausalLM HYV3ForCausalLM HYV4ForCausalLM InklingForCausalLM
+    InklingForConditionalGeneration InternLM2ForCausalLM InternLM3ForCausalLM IQuestCoderForCausalLM
+    IQuestLoopCoderForCausalLM JambaForCausalLM K2HorizonForCausalLM KimiLinearForCausalLM LagunaForCausalLM
+    Lfm2ForCausalLM Lfm2MoeForCausalLM Llama4ForCausalLM LlamaForCausalLM LLaMAForCausalLM LongcatFlashForCausalLM
+    LongcatFlashNgramForCausalLM Mamba2ForCausalLM MambaForCausalLM MiMoForCausalLM MiMoV2FlashForCausalLM
+    MiMoV2ForCausalLM MiniCPM3ForCausalLM MiniCPMForCausalLM MiniMaxM2ForCausalLM MiniMaxM3SparseForCausalLM
+    Ministral3ForCausalLM MistralForCausalLM MistralLarge3ForCausalLM MixtralForCausalLM MuseGlimmerForCausalLM
+    NemotronForCausalLM NemotronHForCausalLM NemotronHPuzzleForCausalLM OlmoeForCausalLM OlmoHybridForCausalLM
+    OPTForCausalLM OrionForCausalLM PanguEmbeddedForCausalLM PanguProMoEV2ForCausalLM PanguUltraMoEForCausalLM
+    Param2MoEForCausalLM Phi3ForCausalLM PhiMoEForCausalLM Plamo3ForCausalLM Qwen2ForCausalLM Qwen2MoeForCausalLM
+    Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM Qwen3ForCausalLM Qwen3MoeForCausalLM Qwen3NextForCausalLM
+    Qwen4ExpForCausalLM Rnj1ForCausalLM SarvamMLAForCausalLM SarvamMoEForCausalLM SolarForCausalLM
+    StableLmForCausalLM Step1ForCausalLM Step3p5ForCausalLM Step3TextForCausalLM Step5ForCausalLM
+    TeleChat2ForCausalLM TeleChat3ForCausalLM TeleFLMForCausalLM Zamba2ForCausalLM
 """
-TEXT = frozenset(_NAMES.split())
+_OF_EARLIER_VERSIONS = """
+    AquilaForCausalLM AquilaModel ArceeForCausalLM ArcticForCausalLM BaiChuanForCausalLM BaichuanForCausalLM
+    BambaForCausalLM CwmForCausalLM Dots1ForCausalLM Fairseq2LlamaForCausalLM FlexOlmoForCausalLM GlmForCausalLM
+    GPTBigCodeForCausalLM GPTNeoXForCausalLM GritLM Grok1ModelForCausalLM HCXVisionForCausalLM
+    HunYuanDenseV1ForCausalLM HunYuanMoEV1ForCausalLM InternLM2VEForCausalLM InternLMForCausalLM Jais2ForCausalLM
+    JAISLMHeadModel MiniMaxForCausalLM MiniMaxM1ForCausalLM MiniMaxText01ForCausalLM MptForCausalLM MPTForCausalLM
+    Olmo2ForCausalLM Olmo3ForCausalLM OlmoForCausalLM OuroForCausalLM PersimmonForCausalLM PhiForCausalLM
+    Plamo2ForCausalLM QWenLMHeadModel RWForCausalLM SeedOssForCausalLM StableLMEpochForCausalLM
+    Starcoder2ForCausalLM TeleChatForCausalLM XverseForCausalLM
+"""
+TEXT, EARLIER = frozenset(_OF_0_33.split()), frozenset(_OF_EARLIER_VERSIONS.split())

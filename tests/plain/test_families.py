@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import pytest
 from transformers import AutoConfig
@@ -9,7 +10,7 @@ from transformers import AutoConfig
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.families import renamed
 from tandemrt.export.read.families.registry import FAMILIES
-from tandemrt.export.read.layer import ClampedSwiglu, Experts
+from tandemrt.export.read.layer import ClampedSwiglu, Experts, Skip
 from tandemrt.export.read.spec import ModelSpec
 from tests.plain.published_experts import PUBLISHED as PUBLISHED_EXPERTS
 from tests.plain.published_parallel import PUBLISHED as PUBLISHED_PARALLEL
@@ -617,7 +618,8 @@ THEIRS = {"mimo": "qwen2"}  # the code in the checkpoint is Qwen2's
 
 WITHOUT_CLASS = {  # in transformers; its defaults are in its checkpoints' code
     *("BailingMoeForCausalLM", "BailingMoeV2ForCausalLM", "DeepseekForCausalLM", "MiniCPMForCausalLM"),
-    "PanguUltraMoEForCausalLM",
+    *("PanguUltraMoEForCausalLM", "SolarForCausalLM", "TeleChat3ForCausalLM"),
+    *("SarvamMoEForCausalLM", "SarvamMLAForCausalLM", "Param2MoEForCausalLM"),
     *(name for row in renamed.ROWS for name in row.architectures),
 }
 
@@ -745,6 +747,64 @@ def test_a_family_without_a_class_has_the_spec_of_one_with_the_same_layers(name,
     theirs = ModelSpec.from_hf(fields | {"architectures": [architecture]})
     differ = {"family": spec.family, "scales": spec.scales, "max_length": spec.max_length}
     assert spec == dataclasses.replace(theirs, **differ)
+
+
+_SARVAM = {
+    "hidden_size": 4096, "intermediate_size": 8192, "max_position_embeddings": 131072, "num_hidden_layers": 4,
+    "moe_intermediate_size": 1024, "num_attention_heads": 64, "num_experts_per_tok": 6, "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-6, "rope_theta": 8e6, "routed_scaling_factor": 2.5, "vocab_size": 262144,
+}  # fmt: skip
+_LING = {"head_dim": 64, "num_experts": 128, "use_qk_norm": True, "score_function": "sigmoid"}
+_MLA = {"q_lora_rank": 1536, "kv_lora_rank": 512, "first_k_dense_replace": 1}
+_YARN_40 = {"factor": 40, "original_max_position_embeddings": 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "own", "theirs"),
+    [
+        ("SarvamMoEForCausalLM", _LING, _LING | {"architectures": ["BailingMoeV2ForCausalLM"]}),
+        ("Param2MoEForCausalLM", _LING, _LING | {"architectures": ["BailingMoeV2ForCausalLM"]}),
+        (
+            "SarvamMLAForCausalLM",
+            _MLA | {"num_experts": 128, "rope_scaling": _YARN_40 | {"type": "deepseek_yarn"}},
+            _MLA
+            | {"n_routed_experts": 128, "rope_scaling": _YARN_40 | {"type": "yarn"}}
+            | {"architectures": ["DeepseekV3ForCausalLM"]},
+        ),
+    ],
+)
+def test_sarvam_has_the_spec_of_models_with_the_same_router(architecture, own, theirs):
+    spec = ModelSpec.from_hf(_SARVAM | own | {"architectures": [architecture]})
+    same = ModelSpec.from_hf(_SARVAM | theirs | {"n_group": 1, "topk_group": 1})
+    assert spec == dataclasses.replace(same, family=spec.family)
+
+
+def test_telechat_3_is_a_llama_with_a_yarn_of_its_own():
+    config = json.loads(PUBLISHED["AquilaChat2-7B"][0]) | {"model_type": "telechat3"}
+    yarn = {"factor": 8.0, "original_max_position_embeddings": 2048, "beta_fast": 32, "beta_slow": 1}
+    own = {"rope_scaling": yarn | {"type": "telechat3-yarn"}, "architectures": ["TeleChat3ForCausalLM"]}
+    spec = ModelSpec.from_hf(config | own)
+    factor = 0.07 * math.log(8) + 1
+    theirs = {"rope_scaling": yarn | {"type": "yarn", "attention_factor": factor}, "model_type": "llama"}
+    assert spec == ModelSpec.from_hf(config | theirs | {"architectures": ["LlamaForCausalLM"]})
+    assert spec.rope.magnitude == factor
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bskcn_3": [0]}, "should have an earlier one in bskcn_1"),
+        ({"bskcn_3": [9]}, "be one of 2, it is 9"),
+        ({"bskcn_tv": 0.5}, "bskcn_tv hold two numbers"),
+        ({"bskcn_4": [1]}, "should have an earlier one"),
+    ],
+)
+def test_streams_of_solar_are_mixed_into_later_ones(fields, message):
+    config = json.loads(PUBLISHED["AquilaChat2-7B"][0]) | {"model_type": "solar", "num_hidden_layers": 2}
+    config |= {"architectures": ["SolarForCausalLM"], "bskcn_1": [0], "bskcn_3": [1], "bskcn_tv": [0.9, 0.8]}
+    assert ModelSpec.from_hf(config).skips == (Skip(0, 1, 0.8),)
+    with pytest.raises(BadCheckpoint, match=message):
+        ModelSpec.from_hf(config | fields)
 
 
 def test_openpangu_ultra_has_the_spec_of_deepseek_v3_with_further_norms():

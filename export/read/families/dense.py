@@ -20,7 +20,7 @@ from tandemrt.export.read.layer_kinds import (
     uniform_window,
 )
 from tandemrt.export.read.rope import RopeRules
-from tandemrt.export.read.variants import gemma4_layers, gemma4_scales
+from tandemrt.export.read.variants import gemma4_layers, gemma4_scales, solar_skips
 
 _NORMS_AROUND = NormNames(
     "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
@@ -77,9 +77,9 @@ ROWS = (
         "llama",
         (
             *("LlamaForCausalLM", "IQuestCoderForCausalLM", "InternLM3ForCausalLM", "AquilaModel", "AquilaForCausalLM"),
-            *("LLaMAForCausalLM", "XverseForCausalLM"),
+            *("LLaMAForCausalLM", "XverseForCausalLM", "TeleChat3ForCausalLM"),
         ),
-        aliases=("iquestcoder", "internlm3", "aquila", "xverse"),
+        aliases=("iquestcoder", "internlm3", "aquila", "xverse", "telechat3"),
         field_names={
             "qkv_bias": "attention_bias",
             "bias": "mlp_bias",
@@ -270,6 +270,13 @@ ROWS = (
         biases=of.mlp_bias,
         windows=alternating_windows(4, full=0),
         rope=RopeRules(default=_CWM_ROPE),
+        unused_fields=TRAINING,
+    ),
+    Family(
+        "solar",
+        ("SolarForCausalLM",),
+        biases=of.named_biases,
+        skips=solar_skips,
         unused_fields=TRAINING,
     ),
     Family(

@@ -1,5 +1,7 @@
 """Families with experts."""
 
+from typing import Any
+
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
 from tandemrt.export.read.chunks import attention_chunk
@@ -43,6 +45,25 @@ _GPT_OSS_ROPE = {
 _LAGUNA_ROPE = {
     "rope_theta": 500_000.0,
     "full_attention": {"rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
+}
+_LING: dict[str, Any] = {
+    "tensor_names": tensor_names.BAILING,
+    "field_names": {
+        "num_experts": "n_routed_experts",
+        "num_shared_experts": "n_shared_experts",
+        "score_function": "scoring_func",
+    },
+    "qk_norm": QKNorm("query_layernorm", "key_layernorm"),
+    "qk_norm_flag": "use_qk_norm",
+    "rope": RopeRules(default={"rope_theta": 600_000.0}, partial=1.0),
+    "no_effect_values": {
+        **dict.fromkeys(("norm_head", "use_bias", "use_qkv_bias"), (False,)),
+        **dict.fromkeys(("moe_router_enable_expert_bias", "norm_topk_prob", "use_rmsnorm"), (True,)),
+        "router_dtype": ("fp32",),
+    },
+    # A shared expert is as wide as num_shared_experts experts.
+    "unused_fields": (*DEEPSEEK, "embedding_dropout", "output_dropout", "moe_shared_expert_intermediate_size"),
+    "experts": experts.deepseek_experts(),
 }
 
 ROWS = (
@@ -292,7 +313,6 @@ ROWS = (
     Family(
         "bailing_moe_v2",
         ("BailingMoeV2ForCausalLM",),
-        tensor_names=tensor_names.BAILING,
         aliases=("bailing_moe",),
         defaults={
             "head_dim": 128,
@@ -305,22 +325,14 @@ ROWS = (
             "topk_group": 4,
             "use_qk_norm": True,
         },
-        field_names={
-            "num_experts": "n_routed_experts",
-            "num_shared_experts": "n_shared_experts",
-            "score_function": "scoring_func",
-        },
-        qk_norm=QKNorm("query_layernorm", "key_layernorm"),
-        qk_norm_flag="use_qk_norm",
-        rope=RopeRules(default={"rope_theta": 600_000.0}, partial=1.0),
-        no_effect_values={
-            **dict.fromkeys(("norm_head", "use_bias", "use_qkv_bias"), (False,)),
-            **dict.fromkeys(("moe_router_enable_expert_bias", "norm_topk_prob", "use_rmsnorm"), (True,)),
-            "router_dtype": ("fp32",),
-        },
-        # A shared expert is as wide as num_shared_experts experts.
-        unused_fields=(*DEEPSEEK, "embedding_dropout", "output_dropout", "moe_shared_expert_intermediate_size"),
-        experts=experts.deepseek_experts(),
+        **_LING,
+    ),
+    Family(
+        "sarvam_moe",
+        ("SarvamMoEForCausalLM", "Param2MoEForCausalLM"),
+        aliases=("param2moe",),
+        defaults={"use_qk_norm": False},
+        **_LING,
     ),
     Family(
         "solar_open",

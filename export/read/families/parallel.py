@@ -3,12 +3,18 @@
 from typing import Any
 
 from tandemrt.export.read import family as of
+from tandemrt.export.read.experts import cohere2_experts
 from tandemrt.export.read.families import tensor_names
-from tandemrt.export.read.families.common import GELU, GELU_TANH, GPT_FIELDS, GPT_UNUSED, TRAINING
+from tandemrt.export.read.families.common import GELU, GELU_TANH, GPT_FIELDS, GPT_UNUSED, ROUTER, TRAINING
 from tandemrt.export.read.family import Biases, Family
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.layer import NormNames, Scales
-from tandemrt.export.read.layer_kinds import alternating_windows, sliding_rotary
+from tandemrt.export.read.layer_kinds import (
+    alternating_windows,
+    cohere2_moe_rotary,
+    cohere2_moe_windows,
+    sliding_rotary,
+)
 from tandemrt.export.read.rope import RopeRules
 
 _ONE_NORM = NormNames("input_layernorm", None, None, None, parallel=True)
@@ -16,6 +22,11 @@ _ONE_NORM = NormNames("input_layernorm", None, None, None, parallel=True)
 
 def _cohere_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
     return Scales(attention=head_dim**-0.5, logits=1 / fields.number("logit_scale", 0.0625))
+
+
+def _dense_width(fields: Fields) -> int:
+    """Command A with experts: the width of layers without experts."""
+    return fields.integer("prefix_dense_intermediate_size", fields.integer("intermediate_size"))
 
 
 def _neox_norms(fields: Fields) -> NormNames:
@@ -92,6 +103,19 @@ ROWS = (
             "use_parallel_block": (True,),
         },
         unused_fields=(*TRAINING, "use_parallel_embedding"),
+        **_COHERE,
+    ),
+    Family(
+        "cohere2_moe",
+        ("Cohere2MoeForCausalLM",),
+        defaults={"head_dim": 128, "sliding_window": 4096, "tie_word_embeddings": True, "first_k_dense_replace": 0},
+        intermediate=_dense_width,
+        windows=cohere2_moe_windows,
+        rotary=cohere2_moe_rotary,
+        rope=RopeRules(interleaved=True),
+        no_effect_values={"rms_norm_eps": (None,)},
+        unused_fields=ROUTER,
+        experts=cohere2_experts,
         **_COHERE,
     ),
     Family(
