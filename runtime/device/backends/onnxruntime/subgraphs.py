@@ -93,6 +93,7 @@ class SubgraphCall:
         self._keep = keep  # the binding holds bare addresses
         self._options = onnxruntime.RunOptions()
         self._options.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._options.add_run_config_entry("gpu_graph_id", "-1")  # none; without it each run raises inside
 
     def run(self) -> None:
         """Enqueue one run on the stream the session was opened for."""
