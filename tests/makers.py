@@ -388,6 +388,8 @@ _GEMMA4_TOWER = {
     "patch_size": 4,
     "pooling_kernel_size": 2,
     "position_embedding_size": 140,
+    "default_output_length": 280,
+    "global_head_dim": 16,
 }
 _GEMMA4_TOKENS = {"boi_token_id": _FIRST, "eoi_token_id": _FIRST + 1, "image_token_id": _FIRST + 2}
 _PIXTRAL_TOWER = {

@@ -213,9 +213,10 @@ def _gemma4(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     config, patch, merge = checkpoint.config, fields.integer("patch_size", 16), fields.integer("pooling_kernel_size", 3)
     heads, positions = fields.integer("num_attention_heads"), fields.integer("position_embedding_size", 10_240)
     fields.only("num_key_value_heads", heads)
-    fields.only("head_dim", fields.integer("hidden_size") // heads)
+    for name in ("head_dim", "global_head_dim"):
+        fields.only(name, fields.integer("hidden_size") // heads)
     fields.only("attention_bias", False)
-    fields.skip("max_position_embeddings")
+    fields.skip("max_position_embeddings", "default_output_length")  # the image processor has the number of tokens
     processor = image_processor(checkpoint.folder, "Gemma4", without=("do_normalize", "do_pad"))
     processor.only("do_normalize", False)
     processor.skip("image_mean", "image_std", "size")  # of steps that are off
