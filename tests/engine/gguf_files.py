@@ -1,6 +1,6 @@
 """Write tiny GGUF files with the package gguf, from checkpoints that transformers made.
 
-That package cannot quantize to types K: their matrices get random values of about the same size.
+That package cannot quantize to types K and IQ4: their matrices get random values of about the same size.
 """
 
 import json
@@ -108,18 +108,24 @@ def _add_tensors(
     return values
 
 
-# Type K -> places of its float16 scales in a block, and the largest value of what each multiplies.
-_SCALES_K = {"Q4_K": {0: 15 * 63, 2: 63}, "Q5_K": {0: 31 * 63, 2: 63}, "Q6_K": {208: 32 * 127}}
+# Type -> places of its float16 scales in a block, and the largest value of what each multiplies.
+_SCALES = {
+    "Q4_K": {0: 15 * 63, 2: 63},
+    "Q5_K": {0: 31 * 63, 2: 63},
+    "Q6_K": {208: 32 * 127},
+    "IQ4_NL": {0: 127},
+    "IQ4_XS": {0: 32 * 127},
+}
 
 
 def quantized_rows(matrix: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.ndarray:
-    """Return the bytes of ``matrix`` in a type, uint8 [rows, bytes]; in a type K of other values."""
-    if kind.name not in _SCALES_K:
+    """Return the bytes of ``matrix`` in a type, uint8 [rows, bytes]; in types K and IQ4 of other values."""
+    if kind.name not in _SCALES:
         data: np.ndarray = gguf.quants.quantize(matrix, kind)
         return data
     rng, (inputs, nbytes) = np.random.default_rng(matrix.size), gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (len(matrix), matrix.shape[1] // inputs, nbytes), dtype=np.uint8)
-    for at, most in _SCALES_K[kind.name].items():
+    for at, most in _SCALES[kind.name].items():
         scales = 3 * matrix.std() / most * rng.uniform(0.5, 1, blocks.shape[:2])
         blocks[:, :, at : at + 2] = scales.astype("<f2").view(np.uint8).reshape(*blocks.shape[:2], 2)
     return blocks.reshape(len(matrix), -1)

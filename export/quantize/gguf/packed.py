@@ -2,6 +2,7 @@
 
 A row is a run of GGUF's blocks, of 32 or 256 inputs each. A value is integer * scale + offset, or (integer - middle of
 the range) * scale. Types K have two levels: a block has a scale, and its groups have integers that multiply it.
+Types IQ4 choose among 16 integers of 8 bits, in which they are packed.
 Source of the layouts: ggml-common.h and ggml-quants.c of llama.cpp.
 """
 
@@ -162,6 +163,22 @@ def _read_q6_k(blocks: Bytes) -> _Values:
     return _Values(integers, _float16(blocks, 208), subscales=np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8))
 
 
+# The integers of types IQ4, plus 128.
+_TABLE = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
+
+
+def _read_iq4_nl(blocks: Bytes) -> _Values:
+    return _Values(_TABLE[_halves(blocks[:, :, 2:])], _float16(blocks, 0))
+
+
+def _read_iq4_xs(blocks: Bytes) -> _Values:
+    lower = _halves(blocks[:, :, 4:8, None]).reshape(*blocks.shape[:2], 8)  # of the scales of eight groups
+    upper = np.ascontiguousarray(blocks[:, :, 2:4]).view("<u2") >> np.arange(0, 16, 2) & 3
+    subscales = (lower | upper << 4).astype(np.int8) - np.int8(32)
+    integers = _TABLE[_halves(blocks[:, :, 8:].reshape(*blocks.shape[:2], 8, 16))]
+    return _Values(integers, _float16(blocks, 0), subscales=subscales)
+
+
 _TYPES = {
     "Q4_0": _Type(LowBitFormat(4, 32), 18, 32, _read_4_or_5_bits(4, offsets=False)),
     "Q4_1": _Type(LowBitFormat(4, 32, offsets=True), 20, 32, _read_4_or_5_bits(4, offsets=True)),
@@ -171,4 +188,6 @@ _TYPES = {
     "Q4_K": _Type(LowBitFormat(4, 32, offsets=True, groups_per_scale=8), 144, 256, _read_q4_k),
     "Q5_K": _Type(LowBitFormat(5, 32, offsets=True, groups_per_scale=8), 176, 256, _read_q5_k),
     "Q6_K": _Type(LowBitFormat(6, 16, groups_per_scale=16), 210, 256, _read_q6_k),
+    "IQ4_NL": _Type(LowBitFormat(8, 32), 18, 32, _read_iq4_nl),
+    "IQ4_XS": _Type(LowBitFormat(8, 32, groups_per_scale=8), 136, 256, _read_iq4_xs),
 }

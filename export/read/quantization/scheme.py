@@ -19,7 +19,8 @@ Layout = Literal[
     "bitsandbytes",
     "gguf",
 ]
-GgufType = Literal["Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K"]  # those that are no format with another name
+# Types that are no format with another name.
+GgufType = Literal["Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 Weight = Literal["float8_e4m3fn", "int4", "int8", "mxfp4", "nvfp4", "table4", "mxfp8"] | GgufType
 BITS = {"int4": 4, "int8": 8}  # of integer weights
 # Weights that a build writes in another layout, which matmuls read; and their names in messages.
