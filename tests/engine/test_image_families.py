@@ -17,6 +17,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.vision.towers import read_tower
+from tandemrt.runtime.check.tower import check_tower
+from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
 from tests.engine.test_images import GREEDY, IMAGE_TOKEN, NGRAM, bundle, require_equal_logprobs
 from tests.engine.test_paged_rounds import PAGED
@@ -116,3 +118,7 @@ def test_logprobs_after_images_equal_those_of_transformers(tmp_path: Path, kind:
             require_equal_logprobs(result, expected_logprobs(model, result.prompt_token_ids, result.token_ids, inputs))
         if kind in ("gemma4 both ways", "mistral3"):
             require_same_texts_without_drafts(llm, 4)
+        assert llm.bundle.manifest.vision is not None
+        vision = open_engines(llm.bundle, torch.device("cpu"), 1, ["vision"])["vision"]
+        (checked,) = check_tower(llm.bundle, llm.bundle.manifest.vision, vision, 1)
+        assert checked.verdict == "pass"
