@@ -21,6 +21,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.vision.spec import VisionSpec
 
 CORNERS = 4  # learned positions that bilinear interpolation weighs
+_BOUNDS = ("input_min", "input_max", "output_min", "output_max")  # of clipped matmuls
 
 
 def vision_contract(spec: VisionSpec) -> Contract:
@@ -158,9 +159,6 @@ def _matmul(b: GraphBuilder, w: Weights, spec: VisionSpec, x: ir.Value, name: st
         return matmul(b, x, w)
     bounds = [w(f"{name.removesuffix('.linear')}.{bound}", ()) for bound in _BOUNDS]
     return b.op("Clip", matmul(b, b.op("Clip", x, *bounds[:2]), w), *bounds[2:])
-
-
-_BOUNDS = ("input_min", "input_max", "output_min", "output_max")
 
 
 def _normed_heads(b: GraphBuilder, w: Weights, spec: VisionSpec, rows: ir.Value, norm: str | None) -> ir.Value:
