@@ -63,7 +63,12 @@ class Weights:
     def stored(self, name: str, shape: Sequence[int]) -> ir.Value:
         """Return the tensor as it is stored. Raises BadCheckpoint if it is missing, misshapen or quantized."""
         tensor = self._claim(name, shape)
-        return self._external(name, tensor.dtype, shape, tensor, tensor.nbytes)
+        if tensor.columns is None:
+            return self._external(name, tensor.dtype, shape, tensor, tensor.nbytes)
+        (inputs, count), (first, every) = tensor.shape, tensor.columns  # engines cut the columns when they load
+        whole = self._external(name, tensor.dtype, (inputs, every), tensor, tensor.nbytes)
+        ends = (self.builder.constant([at]) for at in (first, first + count, 1))
+        return self.builder.op("Slice", whole, *ends)
 
     def __call__(self, name: str, shape: Sequence[int]) -> ir.Value:
         """Return the tensor in the compute dtype, cast if it is stored in another dtype."""

@@ -93,8 +93,9 @@ class Linear:
         if isinstance(how, Scheme):
             x = dequantized.rounded_input(b, x, w, self.names[0], how)
             weight = dequantized.stacked(b, w, self.names, self.widths, inner, how)
-        elif len(names) == 1 and w.transposed(names[0]):
-            return b.op("MatMul", x, w(names[0], (inner, self.width)))
+        elif all(map(w.transposed, names)):
+            parts = [w(name, (inner, width)) for name, width in zip(names, self.widths, strict=True)]
+            return b.op("MatMul", x, parts[0] if len(parts) == 1 else b.op("Concat", *parts, axis=1))
         else:
             weight = w.stacked(names, self.widths, (inner,))
         return b.op("MatMul", x, b.op("Transpose", weight, perm=[1, 0]))

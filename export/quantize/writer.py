@@ -8,6 +8,7 @@ from io import RawIOBase
 from pathlib import Path
 
 from tandemrt.export.read.checkpoint import DTYPES, StoredTensor
+from tandemrt.export.read.values import read_values
 
 Progress = Callable[[str, int, int], None]  # unit, number done, total number
 _BLOCK = 4 << 20  # bytes: a multiple of a huge page
@@ -28,6 +29,9 @@ def copied(tensor: StoredTensor, step: int = 1 << 24) -> Entry:
     """Return an entry that copies the bytes of ``tensor``, ``step`` bytes at a time."""
 
     def data() -> Iterator[bytes]:
+        if tensor.columns is not None:
+            yield read_values(tensor).tobytes()
+            return
         with tensor.file.open("rb") as source:
             source.seek(tensor.offset)
             for begin in range(0, tensor.nbytes, step):

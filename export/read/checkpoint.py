@@ -43,7 +43,8 @@ _HEADER_LIMIT = 100_000_000  # the limit of the format's own reader
 class StoredTensor:
     """One tensor in a file: ``nbytes`` bytes at ``offset`` of ``file``, counted from the start of the file.
 
-    ``transposed``: the file stores the matrix as [inputs, outputs]; the usual order is [outputs, inputs].
+    ``transposed``: the file stores the matrix as [inputs, outputs]; the usual order is [outputs, inputs]. ``columns``:
+    the tensor is a range of the columns of a matrix, whose ``nbytes`` these are: the first one, and the number of all.
     """
 
     name: str
@@ -53,6 +54,7 @@ class StoredTensor:
     offset: int
     nbytes: int
     transposed: bool = False
+    columns: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

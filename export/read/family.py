@@ -252,7 +252,8 @@ class Family:
     ``normed_head``, ``position_offset``, ``sinks``, ``gated_attention``, ``mlp_layers``, ``recurrent_norms``: see
     ModelSpec. ``tensor_names``: see export/read/families/tensor_names.py.
     ``one_part_per_block``: a layer is stored as one or two blocks with a norm and a mixer each; the second is its MLP.
-    ``qk_norm_flag``: the flag that enables ``qk_norm``; None: no flag.
+    ``transposed``: matrices of layers are stored as [inputs, outputs]. ``qk_norm_flag``: the flag that enables
+    ``qk_norm``; None: no flag.
     """
 
     name: str
@@ -289,6 +290,7 @@ class Family:
     stored_by_head: tuple[str, ...] = ()
     normed_head: bool = False
     position_offset: int | None = None
+    transposed: bool = False
     skips: Callable[[Fields, int], tuple[Skip, ...]] = no_skips
     longest: Callable[[Fields], int] = dual_chunk
     variants: Callable[[Fields, Heads, Windows], Variants] = uniform_layers

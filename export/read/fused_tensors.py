@@ -13,13 +13,14 @@ _STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|gate_proj|up_proj|down
 
 
 def parts_of(
-    name: str, tensor: StoredTensor, spec: ModelSpec, *, transposed: bool
+    name: str, tensor: StoredTensor, spec: ModelSpec, *, transposed: bool, by_columns: bool = False
 ) -> Iterator[tuple[str, StoredTensor]]:
     """Yield the tensors of the graph that ``tensor``, whose common name is ``name``, holds, with their names.
 
     ``transposed``: what ``stores_transposed_experts`` says. No data is read or copied: a part is a range of the same
-    file. Raises BadCheckpoint for a fused tensor whose number of rows differs from the sum of its parts, and for a
-    tensor that does not hold every expert.
+    file, or of its columns. ``by_columns``: all matrices of layers are stored as [inputs, outputs] (GPT-2). Raises
+    BadCheckpoint for a fused tensor whose number of rows differs from the sum of its parts, and for a tensor that does
+    not hold every expert.
     """
     stem, _, kind = name.rpartition(".")
     module, _, last = stem.rpartition(".")
@@ -32,6 +33,9 @@ def parts_of(
         yield name, replace(tensor, name=name, transposed=transposed and kind == "weight")
         return
     rows = _fused(spec, module).get(last)
+    if by_columns and kind == "weight" and len(tensor.shape) == 2 and ".layers." in module:
+        yield from _by_columns(name, tensor, module, rows)
+        return
     if rows is None:
         yield name, replace(tensor, name=name)
         return
@@ -51,6 +55,26 @@ def parts_of(
         new = f"{module}.{projection}.{kind}"
         yield new, replace(tensor, name=new, shape=shape, offset=begin, nbytes=nbytes)
         begin += nbytes
+
+
+def _by_columns(
+    name: str, tensor: StoredTensor, module: str, parts: dict[str, int] | None
+) -> Iterator[tuple[str, StoredTensor]]:
+    """Split a matrix [inputs, outputs] of ``module``; None: it has one part."""
+    if parts is None:
+        yield name, replace(tensor, name=name, transposed=True)
+        return
+    inputs, total = tensor.shape
+    if sum(parts.values()) != total:
+        raise BadCheckpoint(
+            f"{tensor.file}: tensor {quoted(tensor.name)} should have {sum(parts.values())} columns by config.json, "
+            f"its shape is {quoted(list(tensor.shape))}"
+        )
+    first = 0
+    for projection, count in parts.items():
+        new = f"{module}.{projection}.weight"
+        yield new, replace(tensor, name=new, shape=(inputs, count), transposed=True, columns=(first, total))
+        first += count
 
 
 def stores_transposed_experts(checkpoint: Checkpoint, spec: ModelSpec) -> bool:

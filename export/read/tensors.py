@@ -60,7 +60,7 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     config = checkpoint.config if images is None else text_config(checkpoint.config, images)[0]
     further = ("mtp.",) if spec.recurrent is not None else mtp_prefixes(config, spec.layers)
     further += ("model.mtp.",)  # MiMo V2, whose config does not count them
-    transposed = stores_transposed_experts(checkpoint, spec)
+    transposed, by_columns = stores_transposed_experts(checkpoint, spec), BY_NAME[spec.family].transposed
     unread = tuple(
         f"model.layers.{layer}.self_attn.{part}"
         for layer in range(spec.layers - spec.variants.sharing, spec.layers)
@@ -69,7 +69,8 @@ def with_graph_names(checkpoint: Checkpoint, spec: ModelSpec) -> Checkpoint:
     for name, tensor in checkpoint.tensors.items():
         text_name = name if images is None else text_tensor(name)
         if text_name is not None and not text_name.startswith((*further, *unread)) and not of_index(text_name):
-            parts = dict(parts_of(_common(text_name, spec), tensor, spec, transposed=transposed))
+            split = parts_of(_common(text_name, spec), tensor, spec, transposed=transposed, by_columns=by_columns)
+            parts = dict(split)
             tensors |= parts
             stored = name.rpartition(".")[0]
             modules = {each.rpartition(".")[0] for each in parts} - {stored}

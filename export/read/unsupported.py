@@ -10,7 +10,7 @@ _SPARSE = "an index chooses which blocks of keys a token sees"
 # By reason: architectures of further published models.
 OTHERS: Mapping[str, tuple[str, ...]] = {
     "its positions are learned or added to scores (ALiBi)": (
-        *("GPT2LMHeadModel", "BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"),
+        *("BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"),
         *("JAISLMHeadModel", "GPTNeoForCausalLM", "OpenAIGPTLMHeadModel", "XGLMForCausalLM"),
     ),
     "it has further weights for images in every MLP; InternLM 2 is read": ("InternLM2VEForCausalLM",),

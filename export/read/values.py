@@ -15,7 +15,11 @@ def read_values(tensor: StoredTensor) -> npt.NDArray:
     dtype = np.dtype(getattr(ml_dtypes, tensor.dtype) if tensor.dtype in _OF_ML_DTYPES else tensor.dtype)
     with tensor.file.open("rb") as file:
         file.seek(tensor.offset)
-        return np.frombuffer(file.read(tensor.nbytes), dtype).reshape(tensor.shape)
+        values = np.frombuffer(file.read(tensor.nbytes), dtype)
+    if tensor.columns is None:
+        return values.reshape(tensor.shape)
+    (inputs, count), (first, every) = tensor.shape, tensor.columns
+    return values.reshape(inputs, every)[:, first : first + count]
 
 
 def require_scales(tensor: StoredTensor) -> None:

@@ -219,7 +219,7 @@ def test_a_padding_row_takes_no_expert_from_another_row(tmp_path: Path) -> None:
     ("case", "bits", "error"),
     [
         *(("phi3", 8, 0.05), ("mixtral", 8, 0.05), ("mixtral", 4, 0.4), ("gpt_oss", 8, 0.05), ("gemma4", 8, 0.05)),
-        ("gpt_neox", 8, 0.05),
+        *(("gpt_neox", 8, 0.05), ("gpt2", 8, 0.05)),
     ],
 )
 def test_every_matmul_is_quantized_under_any_family_name(tmp_path: Path, case: str, bits: int, error: float) -> None:
@@ -250,6 +250,20 @@ def test_keys_and_values_that_no_layer_reads_may_be_stored(tmp_path: Path) -> No
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     text = texts()[0]
     assert_close(Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0], expected_logits(model, text))
+
+
+def test_gpt2_is_read_under_the_names_of_its_first_checkpoints(tmp_path: Path) -> None:
+    model = make_checkpoint("gpt2", tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
+    tensors["h.0.attn.bias"] = torch.ones(1, 1, 9, 9)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    text = texts()[0]
+    assert_close(Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0], expected_logits(model, text))
+    tensors["h.0.attn.c_attn.weight"] = torch.zeros(128, 385)
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(BadCheckpoint, match=r"c_attn.weight' should have 384 columns"):
+        Decoder(tmp_path, "grouped", batch=1)
 
 
 def test_masks_and_frequencies_that_old_checkpoints_store_are_left_out(tmp_path: Path) -> None:

@@ -46,6 +46,18 @@ PUBLISHED = {
         lambda spec: (spec.kv_heads, spec.max_length, spec.position_offset, spec.activation) == (1, 8192, 0, "gelu")
         and not any(spec.rotary_layers),
     ),
+    "gpt2": (
+        json.dumps({
+            "activation_function": "gelu_new", "architectures": ["GPT2LMHeadModel"], "attn_pdrop": 0.1,
+            "bos_token_id": 50256, "embd_pdrop": 0.1, "eos_token_id": 50256, "initializer_range": 0.02,
+            "layer_norm_epsilon": 1e-05, "model_type": "gpt2", "n_ctx": 1024, "n_embd": 768, "n_head": 12,
+            "n_layer": 12, "n_positions": 1024, "resid_pdrop": 0.1, "summary_activation": None,
+            "summary_first_dropout": 0.1, "summary_proj_to_labels": True, "summary_type": "cls_index",
+            "summary_use_proj": True, "vocab_size": 50257,
+            "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+        }),
+        lambda spec: (spec.intermediate, spec.kv_heads, spec.tied, spec.max_length) == (3072, 12, True, 1024),
+    ),
     "opt-1.3b": (
         json.dumps({
             "_remove_final_layer_norm": False, "activation_dropout": 0.0, "activation_function": "relu",

@@ -16,6 +16,11 @@ def _one_or_all(fields: Fields, heads: int) -> int:
     return 1 if fields.flag("multi_query", True) else heads
 
 
+def _all_heads(fields: Fields, heads: int) -> int:
+    fields.skip("num_key_value_heads")
+    return heads
+
+
 def _biases(fields: Fields) -> Biases:
     fields.only("enable_bias", True)
     return of.always_biased(fields)
@@ -34,6 +39,27 @@ _LEARNED: dict[str, Any] = {
 }
 
 ROWS = (
+    Family(
+        "gpt2",
+        ("GPT2LMHeadModel",),
+        tensor_names=tensor_names.GPT_BIGCODE,
+        transposed=True,
+        field_names=GPT_FIELDS,
+        defaults={"tie_word_embeddings": True},
+        kv_heads=_all_heads,
+        intermediate=of.four_times,
+        norm_eps_field="layer_norm_epsilon",
+        biases=of.always_biased,
+        position_offset=0,
+        activations={**GELU_TANH, **GELU, "relu": "relu"},
+        no_effect_values={
+            "reorder_and_upcast_attn": (False,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "scale_attn_weights": (True,),
+        },
+        unused_fields=GPT_UNUSED,
+        **_LEARNED,
+    ),
     Family(
         "gpt_bigcode",
         ("GPTBigCodeForCausalLM",),

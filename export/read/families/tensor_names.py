@@ -52,9 +52,9 @@ _DENSE = (
     (re.compile(r"\.mlp\.dense_4h_to_h\."), ".mlp.down_proj."),
 )
 _GPT = (
-    (re.compile(r"^transformer\.(?:wte|word_embeddings)\."), "model.embed_tokens."),
-    (re.compile(r"^transformer\.ln_f\."), "model.norm."),
-    (re.compile(r"^transformer\.h\."), "model.layers."),
+    (re.compile(r"^(?:transformer\.)?(?:wte|word_embeddings)\."), "model.embed_tokens."),
+    (re.compile(r"^(?:transformer\.)?ln_f\."), "model.norm."),
+    (re.compile(r"^(?:transformer\.)?h\."), "model.layers."),
     (re.compile(r"\.ln_1\."), ".input_layernorm."),
     (re.compile(r"\.ln_2\."), ".post_attention_layernorm."),
     (re.compile(r"(\.layers\.\d+)\.(?:attn|self_attention)\."), r"\1.self_attn."),
@@ -129,7 +129,7 @@ PERSIMMON = ((re.compile(r"^model\.final_layernorm\."), "model.norm."), *_DENSE)
 AFMOE = ((re.compile(r"\.self_attn\.gate_proj\."), ".self_attn.g_proj."),)
 GPT_BIGCODE = (
     *_GPT,
-    (re.compile(r"^transformer\.wpe\."), "model.embed_positions."),
+    (re.compile(r"^(?:transformer\.)?wpe\."), "model.embed_positions."),
     (re.compile(r"\.self_attn\.c_attn\."), ".self_attn.qkv_proj."),
     (re.compile(r"\.self_attn\.c_proj\."), ".self_attn.o_proj."),
     *STARCODER,

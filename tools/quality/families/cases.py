@@ -625,6 +625,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         layer_types=["full_attention"] * 2,
         rope_parameters={"full_attention": _THETA | {"partial_rotary_factor": 0.5}, "sliding_attention": _THETA},
     ),
+    "gpt2": _of("gpt2", **_GPT, n_inner=80),
     "gpt_bigcode": _of("gpt_bigcode", **_GPT, n_inner=80),
     "gpt_bigcode with all heads": _of("gpt_bigcode", **_GPT, multi_query=False),
     "opt": _of("opt", **_SQUARE | _GPT, ffn_dim=80, word_embed_proj_dim=128),
