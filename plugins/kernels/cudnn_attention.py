@@ -114,11 +114,11 @@ def serves(dtype: torch.dtype, head_dim: int, positions: int, *, sinks: bool = F
 
 
 def longest_run(tokens: int, context: Context) -> int:
-    """Return the longest run that the plan of a call with ``tokens`` serves.
+    """Return the longest run that a plan serves: one value for all calls of a context with sizes, else ``tokens``.
 
-    A batch-invariant context uses one value for all calls, so that the plan does not depend on the other runs.
+    So the plan does not depend on the other runs, and a bundle builds it when it opens. Shorter runs cost nothing.
     """
-    most = context.sizes["query"] if context.batch_invariant else min(tokens, context.sizes.get("query", tokens))
+    most = context.sizes.get("query", tokens)
     return max(_LONGEST, 1 << (most - 1).bit_length())
 
 

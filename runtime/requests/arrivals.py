@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-GATHER_S = 0.004  # the loop waits so long at most, once per burst: prompts of 1,000 tokens take 0.3 ms each
+GATHER_S = 0.01  # the loop waits so long at most, once per burst: prompts of 1,000 tokens take 0.3 ms each
+PAUSE_S = 0.002  # and so long at most for the next request: a slow admission delays no other request for longer
 GIVE_WAY_S = 0.005  # threads that admit wait so long at most; the loop prepares a round in 2 to 4 ms
 _POLL_S = 0.0003  # each poll takes the interpreter from a thread that admits
 
@@ -18,8 +19,9 @@ _POLL_S = 0.0003  # each poll takes the interpreter from a thread that admits
 class Arrivals:
     """Requests that threads are admitting, and whether the engine loop is preparing work for an idle device."""
 
-    def __init__(self, *, gather_s: float = GATHER_S, give_way_s: float = GIVE_WAY_S) -> None:
+    def __init__(self, *, gather_s: float = GATHER_S, pause_s: float = PAUSE_S, give_way_s: float = GIVE_WAY_S) -> None:
         self._gather_s = gather_s
+        self._pause_s = pause_s
         self._give_way_s = give_way_s
         self._admitting = 0
         self._lock = threading.Lock()
@@ -40,10 +42,17 @@ class Arrivals:
             with self._lock:
                 self._admitting -= 1
 
-    def gather(self, enough: Callable[[], bool]) -> None:
-        """Wait while other threads admit requests, for a bounded time or until ``enough`` of them are queued."""
-        deadline = time.monotonic() + self._gather_s
-        while self._admitting and not enough() and time.monotonic() < deadline:
+    def gather(self, queued: Callable[[], int], enough: int) -> None:
+        """Wait while other threads admit requests and ``queued()`` grows, up to ``enough``, for a bounded time."""
+        count, begun = -1, time.monotonic()
+        grown = begun
+        while self._admitting:
+            now, last = time.monotonic(), count
+            if (count := queued()) >= enough or now - begun > self._gather_s:
+                return
+            grown = now if count > last else grown
+            if now - grown > self._pause_s:
+                return
             time.sleep(_POLL_S)
 
     @contextmanager

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 import pytest
 
@@ -20,40 +21,48 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def test_without_admissions_the_loop_does_not_wait() -> None:
-    Arrivals(gather_s=NEVER_S).gather(lambda: False)
+    Arrivals(gather_s=NEVER_S, pause_s=NEVER_S).gather(lambda: 0, 1)
 
 
 def test_the_loop_waits_until_the_last_request_is_admitted(threads: ThreadPoolExecutor) -> None:
-    arrivals = Arrivals(gather_s=NEVER_S)
+    arrivals = Arrivals(gather_s=NEVER_S, pause_s=NEVER_S)
     with arrivals.admitting():
         with arrivals.admitting():
-            gathered = threads.submit(arrivals.gather, lambda: False)
+            gathered = threads.submit(arrivals.gather, lambda: 0, 1)
         time.sleep(0.01)
         assert not gathered.done()
     gathered.result(PATIENCE_S)
 
 
 def test_the_loop_waits_for_no_more_than_it_needs(threads: ThreadPoolExecutor) -> None:
-    arrivals, enough = Arrivals(gather_s=NEVER_S), threading.Event()
+    arrivals, queued = Arrivals(gather_s=NEVER_S, pause_s=NEVER_S), [0]
     with arrivals.admitting():
-        gathered = threads.submit(arrivals.gather, enough.is_set)
+        gathered = threads.submit(arrivals.gather, lambda: len(queued), 2)
         time.sleep(0.01)
         assert not gathered.done()
-        enough.set()
+        queued.append(0)
         gathered.result(PATIENCE_S)
 
 
-def test_a_slow_admission_delays_the_loop_for_a_bounded_time() -> None:
-    arrivals = Arrivals(gather_s=0.01)
+@pytest.mark.parametrize("limits", [{"gather_s": 0.01, "pause_s": NEVER_S}, {"gather_s": NEVER_S, "pause_s": 0.01}])
+def test_a_slow_admission_delays_the_loop_for_a_bounded_time(limits: dict[str, float]) -> None:
+    arrivals = Arrivals(**limits)
     with arrivals.admitting():
-        arrivals.gather(lambda: False)
+        arrivals.gather(lambda: 0, 1)
+
+
+def test_a_growing_queue_lets_the_loop_wait_longer_than_a_pause() -> None:
+    arrivals, queued = Arrivals(gather_s=NEVER_S, pause_s=0.05), count()
+    with arrivals.admitting():
+        arrivals.gather(lambda: next(queued), 200)
+    assert next(queued) == 201
 
 
 def test_a_failed_admission_ends() -> None:
-    arrivals = Arrivals(gather_s=NEVER_S)
+    arrivals = Arrivals(gather_s=NEVER_S, pause_s=NEVER_S)
     with pytest.raises(ValueError, match="bad"), arrivals.admitting():
         raise ValueError("bad")
-    arrivals.gather(lambda: False)
+    arrivals.gather(lambda: 0, 1)
 
 
 def test_admissions_wait_while_the_loop_prepares(threads: ThreadPoolExecutor) -> None:

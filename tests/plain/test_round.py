@@ -347,7 +347,7 @@ def test_a_burst_shares_the_first_round_of_an_idle_device(runs_ahead: bool) -> N
     """On a CPU a step computes, and does not wait for requests that are being admitted."""
     target: Any = FakeTarget()
     scheduler = Scheduler(SLOTS, SLOTS)
-    scheduler.arrivals = Arrivals(gather_s=PATIENCE_S)
+    scheduler.arrivals = Arrivals(gather_s=PATIENCE_S, pause_s=PATIENCE_S)
     loop = make_loop(target, FakeDrafter(), scheduler, Streams(CPU), Metrics(accepted=[0] * WINDOW), overlap=True)
     loop._runs_ahead = runs_ahead
     with ThreadPoolExecutor(1) as executor:
