@@ -36,6 +36,13 @@ def never():
 
 def limited(a):
     return a < LIMIT
+
+
+def table(first):
+    return [first, 5]
+
+
+TABLE = table(6)
 """
 TESTS = """\
 import subprocess
@@ -73,6 +80,13 @@ def test_limited():
 def test_wrong():
     assert a.add(1, 1) == 3
 """
+OF_THE_TABLE = """\
+from a import TABLE  # engines.a: the folder is on the path
+
+
+def test_table():
+    assert TABLE == [6, 5]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +97,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     (tree / "engines").mkdir()
     (tree / "engines" / "a.py").write_text(CODE)
     (tree / "test_a.py").write_text(TESTS)
+    (tree / "test_table.py").write_text(OF_THE_TABLE)
     (tree / "pytest.ini").write_text("[pytest]\naddopts = -p no:langsmith_plugin\n")
     environment = {**os.environ, FOLDER: str(parts), "PYTHONPATH": os.pathsep.join([str(ROOT), str(tree / "engines")])}
     environment["PYTHONPATH"] += os.pathsep + str(ROOT / "src")
@@ -90,8 +105,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     done = subprocess.run(
         [sys.executable, *command], cwd=tree, env=environment, capture_output=True, text=True, check=False
     )
-    assert "1 failed, 7 passed" in done.stdout, done.stdout + done.stderr
-    merge(parts, tree, ["test_a.py"], tree / "recording")
+    assert "1 failed, 8 passed" in done.stdout, done.stdout + done.stderr
+    merge(parts, tree, ["test_a.py", "test_table.py"], tree / "recording")
     return tree, tree / "recording"
 
 
@@ -122,6 +137,16 @@ def test_the_tests_of_a_constant_run_lines_with_its_name(recorded: tuple[Path, P
     assert "test_first" not in running(Recording(recorded[1], recorded[0]), "return a < LIMIT", "<")
 
 
+@pytest.mark.parametrize(("text", "replaced"), [("return [first, 5]", "5"), ("TABLE = table(6)", "6")])
+def test_the_tests_of_what_runs_at_import_are_those_of_files_that_import_it(
+    recorded: tuple[Path, Path], text: str, replaced: str
+) -> None:
+    """They see a table, and run none of the lines that make it."""
+    tests = running(Recording(recorded[1], recorded[0]), text, replaced)
+    assert "test_table.py::test_table" in tests
+    assert "test_wrong" not in tests
+
+
 def test_a_file_that_has_changed_since_has_the_tests_of_all_its_lines(
     recorded: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -145,7 +170,7 @@ def test_one_case_of_every_function_comes_first_and_the_time_is_kept(recorded: t
     functions = [
         test.partition("[")[0] for test in recording.chosen(recording.tests_of("engines/a.py", everywhere), 1e6)[0]
     ]
-    assert len(functions) == 7
+    assert len(functions) == 8
     assert len(set(functions[:5])) == 5
 
 
@@ -158,7 +183,7 @@ def test_the_newest_recording_of_a_test_file_counts(recorded: tuple[Path, Path],
     recording = Recording(tmp_path / "recording", tree)
     assert running(recording, "return 1", "1") == ["test_first", "test_second"]
     assert [recording.has(file) for file in ("test_a.py", "test_b.py", "test_c.py")] == [True, True, False]
-    merge(other, tree, ["test_a.py"], tmp_path / "recording")
+    merge(other, tree, ["test_a.py", "test_table.py"], tmp_path / "recording")
     assert running(Recording(tmp_path / "recording", tree), "return 1", "1") == []
     assert [piece.name for piece in sorted((tmp_path / "recording").iterdir())] == ["0001", "0002"]
 

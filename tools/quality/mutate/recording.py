@@ -18,7 +18,7 @@ from coverage import CoverageData
 from tools.quality.mutate.lab import copied_tree
 from tools.quality.mutate.mutants import ROOT
 from tools.quality.mutate.operators import Edit
-from tools.quality.mutate.recorder import FOLDER, TOPS, shared_fixture
+from tools.quality.mutate.recorder import FOLDER, IMPORT, TOPS, shared_fixture
 
 CACHE = ROOT / ".mutate_cache"
 TESTS = ("tests/plain", "tests/engine", "tests/openai")
@@ -106,9 +106,10 @@ class Piece:
 
     def tests_of(self, file: str, edit: Edit) -> list[RecordedTest]:
         contexts = self._running(file, range(edit.runs[0], edit.runs[1] + 1))
+        importing = self._importing(file) if edit.imported or IMPORT in contexts else set()
         if edit.imported:
             contexts |= self._naming(edit.names) if edit.names else self._running(file, None)
-        return [test for test in self._tests if test.contexts & contexts]
+        return [test for test in self._tests if test.contexts & contexts or _module(test.id) in importing]
 
     def _test(self, name: str, recorded: dict[str, object]) -> RecordedTest:
         fixtures = recorded["fixtures"]
@@ -134,6 +135,12 @@ class Piece:
                 lines = [number for number, line in enumerate(path.read_text().splitlines(), 1) if word.search(line)]
                 contexts |= self._running(file, lines) if lines else set()
         return contexts
+
+    def _importing(self, file: str) -> set[str]:
+        """The test files that import ``file``: they see the data that it makes when it is imported, and run no line."""
+        name = re.compile(rf"\b{re.escape(file.removesuffix('.py').replace('/', '.'))}\b")
+        paths = {test_file: self._tree / test_file for test_file in self.test_files}
+        return {test_file for test_file, path in paths.items() if path.is_file() and name.search(path.read_text())}
 
     def _read_contexts(self, file: str) -> dict[int, list[str]]:
         return self._lines.contexts_by_lineno(file)
