@@ -98,6 +98,16 @@ def test_options_have_these_defaults_and_bounds() -> None:
     assert numbers(typer.main.get_command(app)) == NUMBERS
 
 
+def test_a_flag_that_is_not_given_is_off() -> None:
+    waiting, flags = [typer.main.get_command(app)], []
+    while waiting:
+        command: Any = waiting.pop()
+        waiting += getattr(command, "commands", {}).values()
+        flags += [parameter for parameter in command.params if getattr(parameter, "is_flag", False)]
+    assert {flag.name for flag in flags} >= {"as_json", "force", "ordered", "metrics_without_key"}
+    assert [flag.opts for flag in flags if flag.default] == []
+
+
 @pytest.mark.parametrize("command", ["run", "chat", "serve", "batch", "bench", "calibrate", "check"])
 def test_the_help_has_common_options_first_and_fits_into_80_columns(command: str, monkeypatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")

@@ -725,6 +725,33 @@ def test_a_misspelled_keyword_constrains_nothing_and_gives_a_warning(schema, war
     assert accepts(grammar_of(schema), '{"a": ["bcde"]}')
 
 
+DROPPED = {
+    "not": {"required": ["a"]},
+    "if": {"required": ["b"]},
+    "then": {"required": ["b"]},
+    "else": {"required": ["b"]},
+    "dependentRequired": {"b": ["a"]},
+    "dependentSchemas": {"b": {"required": ["a"]}},
+    "contains": {"type": "integer"},
+    "uniqueItems": True,
+    "propertyNames": {"maxLength": 2},
+    "minProperties": 2,
+    "maxProperties": 1,
+    "unevaluatedProperties": False,
+    "unevaluatedItems": False,
+}
+
+
+@pytest.mark.parametrize("keyword", DROPPED)
+def test_a_relaxed_schema_has_none_of_the_keywords_that_only_the_finished_text_is_checked_against(keyword):
+    unsupported = {"contains": {"type": "integer"}}
+    for schema in (
+        {"type": "object", "patternProperties": {"^a": {}}, "properties": {"b": unsupported}},
+        {"type": "array", "items": unsupported},
+    ):
+        assert relaxed({**schema, keyword: DROPPED[keyword]}) == relaxed(schema)
+
+
 @pytest.mark.parametrize("keyword", ["x-pattern", "$items", "_required", "@type"])
 def test_a_keyword_of_an_extension_is_no_misspelling(keyword):
     assert spelling_warnings(StructuredOutputs(json={keyword: "type"})) == []

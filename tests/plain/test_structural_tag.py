@@ -7,11 +7,12 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import jsonschema
 import numpy as np
 import pytest
+import xgrammar.structural_tag
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.grammars.compiler import CompiledGrammar, GrammarCompiler
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.sources import QUICK_CHARACTERS, enforceable_tags, read
-from tandemrt.runtime.grammars.structural_tag import MAX_FOLLOWED_END, MAX_PARTS, MAX_TRIGGERS, parse
+from tandemrt.runtime.grammars.structural_tag import MAX_FOLLOWED_END, MAX_PARTS, MAX_TRIGGERS, Part, parse
 from tandemrt.runtime.grammars.tag_grammar import TagGrammar, split_controls
 from tests.plain.constraints import CALL, STOP, VOCABULARY, WORDS, byte_tokens, tokens_in
 
@@ -409,3 +410,20 @@ def test_control_tokens_split_a_text(text: str) -> None:
     parts = split_controls(text, {TOOL: 1, longer: 2})
     assert "".join({1: TOOL, 2: longer}.get(part, part) for part in parts) == text
     assert parts.count(2) == text.count(longer)
+
+
+OF_XGRAMMAR = {
+    kind.model_fields["type"].default: kind.model_fields
+    for kind in vars(xgrammar.structural_tag).values()
+    if isinstance(kind, type) and "type" in getattr(kind, "model_fields", {})
+}
+
+
+@pytest.mark.parametrize("kind", Part.__subclasses__())
+def test_an_absent_field_has_the_default_of_xgrammar(kind: type[Part]) -> None:
+    (name,) = get_args(kind.model_fields["type"].annotation)
+    for field, ours in kind.model_fields.items():
+        if field not in ("type", "followed_by"):
+            theirs = OF_XGRAMMAR[name][field]
+            assert ours.is_required() == theirs.is_required()
+            assert (list(ours.default) if ours.default == () else ours.default) == theirs.default
