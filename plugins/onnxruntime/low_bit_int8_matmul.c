@@ -199,20 +199,22 @@ AVX2 INLINE __m256 bytes_as_floats(const uint8_t* at) {
 AVX2 INLINE __m256 integers_as_floats(const int8_t* at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)at)));
 }
-/* Add two products of four inputs. 16 bits are enough for 4 bits: a step adds 16 products of at most 15 * 128. Two
- * products of 8 bits need more, so that the halves of a weight are multiplied one after the other. */
-AVX2 INLINE Words8 add_pair(Words8 sums, Words8 low, Words8 first, Words8 high, Words8 second, int bits) {
-    if (bits == 8) {
-        const Words8 upper = add_pair((Words8){0}, low >> 4 & 0x0f0f0f0f, first, high >> 4 & 0x0f0f0f0f, second, 4);
-        const Words8 lower = add_pair((Words8){0}, low & 0x0f0f0f0f, first, high & 0x0f0f0f0f, second, 4);
-        const __m256i sum = _mm256_add_epi32(_mm256_madd_epi16((__m256i)upper, _mm256_set1_epi16(16)),
-                                             _mm256_madd_epi16((__m256i)lower, _mm256_set1_epi16(1)));
-        return (Words8)_mm256_add_epi32((__m256i)sums, sum);
-    }
+/* Return the sums of products of two pairs of inputs, in 16 bits: weights have at most 6 bits. */
+AVX2 INLINE __m256i products(Words8 low, Words8 first, Words8 high, Words8 second) {
     const __m256i one = _mm256_maddubs_epi16((__m256i)low, (__m256i)first);
-    const __m256i both = _mm256_add_epi16(one, _mm256_maddubs_epi16((__m256i)high, (__m256i)second));
-    if (bits == 4) return (Words8)_mm256_add_epi16((__m256i)sums, both);
-    return (Words8)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16(both, _mm256_set1_epi16(1)));
+    return _mm256_add_epi16(one, _mm256_maddubs_epi16((__m256i)high, (__m256i)second));
+}
+/* Add the products of a step's next eight inputs. 16 bits are enough for 4 bits: a step adds 16 products of at most
+ * 15 * 128. The halves of 8 bits are multiplied one after the other. */
+AVX2 INLINE Words8 add_pair(Words8 sums, Words8 low, Words8 first, Words8 high, Words8 second, int bits) {
+    const Words8 half = (Words8){0} + 0x0f0f0f0f;
+    const __m256i lower =
+        bits == 8 ? products(low & half, first, high & half, second) : products(low, first, high, second);
+    if (bits == 4) return (Words8)_mm256_add_epi16((__m256i)sums, lower);
+    sums = (Words8)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16(lower, _mm256_set1_epi16(1)));
+    if (bits < 8) return sums;
+    const __m256i upper = products(low >> 4 & half, first, high >> 4 & half, second);
+    return (Words8)_mm256_add_epi32((__m256i)sums, _mm256_madd_epi16(upper, _mm256_set1_epi16(16)));
 }
 AVX2 INLINE __m256 whole(Words8 sums, int bits) {
     return _mm256_cvtepi32_ps(bits == 4 ? _mm256_madd_epi16((__m256i)sums, _mm256_set1_epi16(1)) : (__m256i)sums);
