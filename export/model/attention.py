@@ -9,7 +9,7 @@ import onnx_ir as ir
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear
-from tandemrt.export.model.norm import stored_norm
+from tandemrt.export.model.norm import norm_by_head, stored_norm
 from tandemrt.export.model.rotary import Rotary, arange, call_positions, query_scales
 from tandemrt.export.read.layer import Heads, OutputGate
 from tandemrt.export.read.rope import Rope
@@ -195,6 +195,8 @@ class LinearCacheAttention:
         if norm is not None and how is not None and how.over_all_heads:
             flat, norm = stored_norm(b, flat, w, norm, self.spec), None
         split = self._split(b, flat, count)
+        if norm is not None and how is not None and how.by_head:
+            split, norm = norm_by_head(b, split, w, norm, count, self.spec, head_axis=1), None
         if norm is not None and how is not None and how.after_rotary:
             return stored_norm(b, self.rotary(b, split, attention.rope, self.spec.head_dim), w, norm, self.spec)
         if norm is not None:

@@ -24,8 +24,8 @@ from tandemrt.export.model.attention import (
 )
 from tandemrt.export.model.latent_attention import latent_outputs, latent_projections
 from tandemrt.export.model.linear import merge_linears
+from tandemrt.export.model.norm import norm_by_head, stored_norm
 from tandemrt.export.model.norm import normed as norm_by
-from tandemrt.export.model.norm import stored_norm
 from tandemrt.export.model.rotary import Rotary, query_scales
 from tandemrt.export.model.row_padding import cut, is_padded, pad_as
 from tandemrt.export.model.scale import scaled_by
@@ -225,6 +225,8 @@ class GroupedAttention:
         split = b.op("Reshape", flat, b.constant([0, 0, count, head_dim]))
         if how is not None and not how.stored:
             split = self._norm_without_weight(b, split, w.dtype)
+        elif how is not None and how.by_head:
+            split = norm_by_head(b, split, w, norm, count, self.spec, head_axis=2)
         else:
             split = stored_norm(b, split, w, norm, self.spec)
         return b.op("Reshape", split, b.constant([0, 0, count * head_dim]))

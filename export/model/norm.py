@@ -22,6 +22,21 @@ def stored_norm(b: GraphBuilder, x: ir.Value, w: Weights, name: str, spec: Model
     return normed(b, x, norm_weight(b, w, name, width_of(x), spec), w.dtype, spec.norm_eps)
 
 
+def norm_by_head(
+    b: GraphBuilder, x: ir.Value, w: Weights, name: str, heads: int, spec: ModelSpec, *, head_axis: int
+) -> ir.Value:
+    """Return ``x`` of four dimensions, whose last one is a head's values, normed with the weights of each head."""
+    width, rows = width_of(x), f"{name}.weight"
+    if rows in w.checkpoint.tensors:
+        weight = w(rows, (heads, width))
+    else:
+        joined = w.stacked([f"{name}.norms.{head}.weight" for head in range(heads)], [width] * heads)
+        weight = b.op("Reshape", joined, b.constant([heads, width]))
+    ones = b.constant([1.0] * width, w.dtype)
+    normalized = b.op("LayerNormalization", x, ones, axis=-1, epsilon=spec.norm_eps, stash_type=1)
+    return b.op("Mul", normalized, weight if head_axis == 2 else b.op("Unsqueeze", weight, b.constant([1])))
+
+
 def norm_weight(b: GraphBuilder, w: Weights, name: str, width: int, spec: ModelSpec) -> ir.Value:
     """Return the weight of a norm, [width], in the compute dtype.
 

@@ -112,6 +112,12 @@ def hidden_layers(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", most=10_000)
 
 
+def one_norm_if_parallel(fields: Fields) -> NormNames:
+    """StableLM: with ``use_parallel_residual`` attention and MLP read the same input."""
+    parallel = fields.flag("use_parallel_residual", False)
+    return NormNames("input_layernorm", None, None, None, parallel=True) if parallel else PRE_NORMS
+
+
 def no_skips(fields: Fields, layers: int) -> tuple[Skip, ...]:  # noqa: ARG001
     """No layer reads the stream of an earlier one."""
     return ()

@@ -100,7 +100,8 @@ class QKNorm:
 
     ``over_all_heads``: the norm covers all heads together, else each head separately. ``after_rotary``: the norm comes
     after the rotary embedding, else before it. ``stored``: the norms have weights. ``only_rotated``: layers without
-    rotary embedding have no norms.
+    rotary embedding have no norms. ``by_head``: each head has weights of its own, in rows of one tensor or in a tensor
+    each.
     """
 
     query: str = "q_norm"
@@ -109,6 +110,7 @@ class QKNorm:
     after_rotary: bool = False
     stored: bool = True
     only_rotated: bool = False
+    by_head: bool = False
 
 
 @dataclass(frozen=True)

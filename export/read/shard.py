@@ -127,6 +127,8 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) 
         return f"{spec.family} has layers of different shapes or attention sinks, which are not split yet"
     if spec.stored_by_head:
         return f"{spec.family} stores queries, keys and values by head, which is not split yet"
+    if spec.qk_norm is not None and spec.qk_norm.by_head:
+        return f"{spec.family} norms each head with weights of its own, which are not split yet"
     if spec.normed_head:
         return f"{spec.family} divides the rows of lm_head by their lengths, which are not split yet"
     if spec.experts is not None and (why := _obstacle_of_experts(spec.experts, spec.family, ranks, inputs)) is not None:

@@ -443,6 +443,7 @@ CONVOLUTION = ShortConvolution((True,), kernel=3, channels=12, bias=False)
         ({"qk_norm": QKNorm(over_all_heads=True)}, 1, "norms queries and keys over all heads"),
         ({"sinks": True}, 1, "attention sinks, which are not split yet"),
         ({"stored_by_head": ("q", "k", "v")}, 1, "stores queries, keys and values by head"),
+        ({"qk_norm": QKNorm(by_head=True)}, 1, "norms each head with weights of its own"),
         ({"normed_head": True}, 1, "divides the rows of lm_head by their lengths"),
         ({"variants": Variants(scaled=True)}, 1, "layers of different shapes"),
     ],

@@ -861,7 +861,7 @@ def test_entries_of_no_rope_layers_beyond_the_layers_are_ignored():
         ("gemma-3-1b-it", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
         ("gemma-3-1b-it", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'.*'gelu_pytorch_tanh'"),
         ("Hy-MT2-7B", {"use_qk_norm": False}, "use_qk_norm is False"),
-        ("stablelm-2-1_6b-chat", {"use_parallel_residual": True}, "use_parallel_residual is True"),
+        ("stablelm-2-1_6b-chat", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor is 2.0"),
         ("gemma-2b-it", {"hidden_activation": "gelu"}, "hidden_activation is 'gelu'.*None, 'gelu_pytorch_tanh'"),
         (
             "granite-3.3-8b-instruct",

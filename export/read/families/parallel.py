@@ -8,7 +8,7 @@ from tandemrt.export.read.families import tensor_names
 from tandemrt.export.read.families.common import GELU, GELU_TANH, GPT_FIELDS, GPT_UNUSED, ROUTER, TRAINING
 from tandemrt.export.read.family import Biases, Family
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer import NormNames, Scales
+from tandemrt.export.read.layer import NormNames, QKNorm, Scales
 from tandemrt.export.read.layer_kinds import (
     alternating_windows,
     cohere2_moe_rotary,
@@ -82,7 +82,8 @@ ROWS = (
         ("CohereForCausalLM",),
         defaults={"max_position_embeddings": 8192, "tie_word_embeddings": True},
         rope=RopeRules(default={"rope_theta": 500_000.0}, interleaved=True),
-        no_effect_values={"use_qk_norm": (False,)},
+        qk_norm=QKNorm(by_head=True),
+        qk_norm_flag="use_qk_norm",
         unused_fields=TRAINING,
         **_COHERE,
     ),

@@ -241,6 +241,13 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     "stablelm": _of(
         "stablelm", hidden_size=256, use_qkv_bias=True, rope_parameters=_THETA | {"partial_rotary_factor": 0.25}
     ),
+    "stablelm 12b": _of(
+        "stablelm",
+        hidden_size=256,
+        qk_layernorm=True,
+        use_parallel_residual=True,
+        rope_parameters=_THETA | {"partial_rotary_factor": 0.25},
+    ),
     "starcoder2": _of("starcoder2", **_SQUARE, sliding_window=WINDOW, rope_parameters=_THETA),
     "nemotron": _of("nemotron", head_dim=32, rope_parameters=_THETA | {"partial_rotary_factor": 0.5}),
     "jais2": _of("jais2", **_HEADS, rope_parameters=_THETA),
@@ -569,6 +576,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "ernie4_5": _of("ernie4_5", **_HEADS, use_bias=True, rope_parameters=_THETA),
     "cohere": _of("cohere", **_SQUARE, logit_scale=0.25, rope_parameters=_THETA),
+    "cohere with norms of queries and keys": _of("cohere", **_SQUARE, use_qk_norm=True, rope_parameters=_THETA),  # R+
     "cohere2": _of(
         "cohere2", **_HEADS, sliding_window=WINDOW, layer_types=_ALTERNATING, logit_scale=0.25, rope_parameters=_THETA
     ),
