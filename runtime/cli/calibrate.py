@@ -70,7 +70,8 @@ def calibrate(
     from tandemrt.runtime.llm.llm import LLM
 
     console = Console()
-    with LLM(bundle, **options.arguments()) as llm, Progress(console=console, transient=True) as progress:
+    fixed = options.arguments() | {"adaptive_draft_tokens": False}
+    with LLM(bundle, **fixed) as llm, Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(SCALES) * len(params))
         lengths = acceptance_lengths(llm, texts, params, constraints=constraints, on_run=lambda: progress.advance(task))
     table = Table("temperature_scale", *(f"at {each:g}" for each in params), "mean", show_edge=False)

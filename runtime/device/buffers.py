@@ -95,6 +95,9 @@ class RoundBuffers:
     ``length``: maximum tokens of a text. ``chunk``: maximum prompt tokens of a call over a linear cache. ``packed``:
     maximum prompt tokens of a call over a paged cache, including padding. ``features``: width of the target's hidden
     states that a draft head reads, 0 for none.
+
+    Attributes:
+        num_drafted: tokens per row that the drafter has proposed in the round.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class RoundBuffers:
     ) -> None:
         rows = window + 1
         self.window = window
+        self.num_drafted = 0
         self.words = mask_words(vocab)
         self.chunk = Buffer((chunk,), torch.int64, device)
         self.token_ids = Buffer((slots, rows), torch.int64, device)

@@ -141,8 +141,9 @@ class LayersDrafter(NullHooks):
 
         def work() -> None:
             self._sampler.sample(shape, lambda step: self._run_step(batch, step))
-            for at in range(shape.window, len(self._layers)):  # layers after the window still fill their caches
-                self._run_layer(batch, at, shape.window)
+            drafted = self._draft.buffers.num_drafted
+            for at in range(drafted, len(self._layers)):  # layers after the window still fill their caches
+                self._run_layer(batch, at, drafted)
 
         return self._sampler.propose(round_, shape, work)
 

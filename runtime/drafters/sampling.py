@@ -5,12 +5,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, cached_property
 
+import numpy as np
+import numpy.typing as npt
+
 from tandemrt.engines.contract.calls import NO_PROMPTS
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Call
 from tandemrt.runtime.device.buffers import Buffer
 from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.slot_state import SlotState
+from tandemrt.runtime.drafters.confidence import Confidence
 from tandemrt.runtime.drafters.masks import DraftMasks
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.requests.round import Round
@@ -112,12 +117,32 @@ class StepSampler(Sampler):
         self._offsets = torch.arange(-1, window + 1, device=device)[:, None]
         self._step_probs = Buffer((slots, draft.width), torch.float32, device)
         self._sample_call = cache(self._bind_step)
+        self._stops: Round | None = None  # the round in progress, if it may stop before the end of its window
+
+    def propose(
+        self, round_: Round, shape: RoundShape, work: Callable[[], None], *, packed: Call | None = None
+    ) -> Buffer | None:
+        """See Sampler.propose. On a GPU the whole window is one graph."""
+        self._stops = round_ if round_.least_gain and device_of(self._draft.device).on_host else None
+        return super().propose(round_, shape, work, packed=packed)
+
+    @cached_property
+    def _column_of(self) -> npt.NDArray[np.int64] | None:
+        """The draft's column of each token of the target, 0 for those that it lacks; None if it has all."""
+        if self._draft.target_ids is None:
+            return None
+        column_of = np.zeros(self._draft.vocab, np.int64)
+        column_of[self._draft.target_ids] = np.arange(len(self._draft.target_ids))
+        return column_of
 
     def sample(self, shape: RoundShape, run: Callable[[int], None]) -> None:
-        """See Sampler.sample. Run and sample each step."""
+        """See Sampler.sample. Run and sample each step, on a CPU as long as a further token promises enough."""
         batch, window, width = shape.batch, shape.window, self._draft.width
         torch.add(self._draft.state.view("length", batch), self._offsets, out=self.index[:, :batch])
         one_token = shape.without_prompts._replace(window=1)
+        round_, self._stops = self._stops, None
+        confidence = None if round_ is None else Confidence(sorted(round_.rows), self._column_of)
+        drafted = 0
         with self._masking() as masks:
             for step in range(window):
                 run(step)
@@ -129,7 +154,13 @@ class StepSampler(Sampler):
                 if shape.keep_probs:
                     stored = self._draft_probs.view(batch, window, self._draft.vocab)[:, step]
                     self._store_probs(stored, self._step_probs.view(batch, width))
-        self._draft_tokens.view(batch, window).copy_(self.tokens[:window, :batch].T)
+                drafted = step + 1
+                if round_ is not None and confidence is not None and drafted < window:
+                    logits, tokens = self.logits.view(batch, width).numpy(), self.tokens[step, :batch].numpy()
+                    if confidence.follow(logits, tokens) < round_.least_gain:
+                        break
+        self._draft.buffers.num_drafted = drafted
+        self._draft_tokens.view(batch, drafted).copy_(self.tokens[:drafted, :batch].T)
 
     def _bind_step(self, shape: RoundShape, step: int) -> Call:
         batch, width = shape.batch, self._draft.width

@@ -24,10 +24,13 @@ _CAPTURED_TOKENS = 384  # of a call with a prompt; larger ones keep the device b
 Progress = Callable[[int, int], None]  # called with the rounds captured so far, and all of them
 
 
-def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -> Iterator[None]:
+def capture(
+    loop: EngineLoop, progress: Progress = lambda _done, _total: None, *, adaptive: bool = True
+) -> Iterator[None]:
     """Run the first shapes on free slots, in the loop's thread, and restore the slots.
 
-    Return an iterator that runs the rest, one shape for each item. Meanwhile all slots must be free.
+    Return an iterator that runs the rest, one shape for each item. Meanwhile all slots must be free. ``adaptive``:
+    whether the rest has the shorter draft windows of adaptive rounds; else these rounds capture them themselves.
     """
     shapes = _first_shapes(loop)
     rounds = [*_rounds(shapes)]
@@ -37,7 +40,7 @@ def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -
     loop.draft_windows.uncaptured = _adaptive(loop)
     for sizes in _prompt_calls(loop)[:1]:
         _run_packed(loop, *sizes)
-    rest = _rest(loop, shapes)
+    rest = _rest(loop, shapes, adaptive=adaptive)
     if not loop.target.layout.packed:  # rows of a linear cache keep texts of requests that have ended
         for _ in rest:
             pass
@@ -45,12 +48,12 @@ def capture(loop: EngineLoop, progress: Progress = lambda _done, _total: None) -
     return rest
 
 
-def _rest(loop: EngineLoop, first: Collection[calls.Shape]) -> Iterator[None]:
+def _rest(loop: EngineLoop, first: Collection[calls.Shape], *, adaptive: bool) -> Iterator[None]:
     for sizes in _prompt_calls(loop)[1:]:
         _run_packed(loop, *sizes)
         _wait(loop)
         yield
-    usual = calls.rounds(loop.slots.count, loop.draft_windows.usual)
+    usual = calls.rounds(loop.slots.count, loop.draft_windows.usual) if adaptive else first
     for round_ in _rounds(shape for shape in usual if shape not in first):
         _capture_round(loop, round_)
         _wait(loop)
@@ -62,7 +65,7 @@ def _rest(loop: EngineLoop, first: Collection[calls.Shape]) -> Iterator[None]:
                 loop.target.verify(round_, None)
         _wait(loop)
         yield
-    for batch in sorted(_adaptive(loop)):
+    for batch in sorted(_adaptive(loop)) if adaptive else ():
         for window in loop.draft_windows.usual(batch) if loop.draft_windows.calibrates else ():
             _calibrate(loop, batch, window)
             _wait(loop)

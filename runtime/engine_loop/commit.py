@@ -45,6 +45,7 @@ class Committer:
         round_ = verified.round
         tokens = self._buffers.tokens.host_view(round_.batch, round_.window + 1).tolist()
         counts = self._buffers.count.host_view(round_.batch).tolist()
+        num_accepted = 0
         for slot, running in round_.rows.items():
             if not running.finished:  # cancelled since
                 emitted = tokens[slot][: counts[slot]]
@@ -52,8 +53,11 @@ class Committer:
                     self._reread_one(running, emitted)
                     continue
                 if slot in verified.num_from_drafter:
-                    self._observe_acceptance(running, emitted, verified)
+                    num_accepted += self._observe_acceptance(running, emitted, verified)
                 self._commit_one(running, emitted, verified)
+        if round_.adaptive and round_.rows and not round_.copied:
+            window = round_.num_proposed if round_.needs_drafter else 0
+            self._draft_windows.observe_round(round_.batch, window, num_accepted / len(round_.rows))
 
     def end(self, running: RunningRequest, finish: Finish | None) -> None:
         """End a request and free its slot. Raises nothing; errors are logged and affect no other request.
@@ -108,13 +112,15 @@ class Committer:
         except BaseException:
             log.exception("a request ended (%s), but an error occurred meanwhile", request.finish_reason)
 
-    def _observe_acceptance(self, running: RunningRequest, emitted: list[int], verified: VerifiedRound) -> None:
+    def _observe_acceptance(self, running: RunningRequest, emitted: list[int], verified: VerifiedRound) -> int:
+        """Count the drafts of a request that the drafter proposed; return how many were accepted."""
         proposed = verified.round.num_proposed_for(running)
         accepted = min(max(0, len(emitted) - 1), verified.num_from_drafter[running.slot], proposed)
         if verified.round.adaptive:
             self._draft_windows.observe(running, accepted, proposed)
         if self._lookup is not None and proposed:
             self._lookup.observe(running, accepted, proposed)
+        return accepted
 
     def _commit_one(self, running: RunningRequest, emitted: list[int], verified: VerifiedRound) -> None:
         """Commit the tokens of one request. An error here ends this request only."""

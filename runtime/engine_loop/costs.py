@@ -41,9 +41,11 @@ class RoundCosts:
         self._levels: dict[int, float] = {}  # by calibrated rows: seconds that rounds take longer than they were timed
 
     def due(self, batch: int, windows: Sequence[int]) -> int | None:
-        """Return which of ``windows`` to time in the next round of ``batch`` rows; None if all are timed.
+        """Return which of ``windows`` to time in the next round of ``batch`` rows; None if enough are timed.
 
-        A window that looked expensive once would otherwise never be used again.
+        The two shortest are timed first, because long useless drafts are slow, and each again after many rounds: a
+        window that looked expensive once would otherwise never be used again. Others follow from these until they are
+        used.
         """
         if batch in self._levels:
             return None
@@ -53,7 +55,8 @@ class RoundCosts:
             if now - timing.newest > _RETIME_AFTER:
                 timing.requested, timing.timed = 0, 1  # its calls are bound
                 timing.newest = now
-            if timing.timed <= _FIRST_ROUNDS and timing.requested < _MAX_REQUESTED:
+            needed = timing.timed or window in windows[:2]
+            if needed and timing.timed <= _FIRST_ROUNDS and timing.requested < _MAX_REQUESTED:
                 timing.requested += 1
                 return window
         return None
@@ -88,18 +91,29 @@ class RoundCosts:
         self._levels.setdefault(batch, 0.0)
         self._seconds.setdefault(batch, {})[window] = seconds
 
+    def is_timed(self, batch: int) -> bool:
+        """Whether rounds of ``batch`` rows have been timed with two windows, so that the cost of a token is known."""
+        return len(self._seconds.get(batch, {})) >= 2
+
     def estimate(self, batch: int, window: int) -> float:
-        """Return the cost of a round of ``batch`` rows and ``window`` drafted tokens, interpolated between windows."""
+        """Return the cost of a round of ``batch`` rows and ``window`` drafted tokens.
+
+        It is interpolated between timed windows, or continues the line through the two longest of them.
+        """
         known = self._seconds.get(batch, {})
         shorter = max((each for each in known if each <= window), default=None)
         longer = min((each for each in known if each >= window), default=None)
         if shorter is None and longer is None:
             return 1 + DEFAULT_TOKEN_COST * window
+        level = self._levels.get(batch, 0.0)
+        if longer is None and len(known) >= 2:
+            before, last = sorted(known)[-2:]
+            token = max(0.0, known[last] - known[before]) / (last - before)
+            return known[last] + token * (window - last) + level
         if shorter is None or longer is None:
             nearest = longer if shorter is None else shorter
             assert nearest is not None
             return known[nearest] * (1 + DEFAULT_TOKEN_COST * window) / (1 + DEFAULT_TOKEN_COST * nearest)
-        level = self._levels.get(batch, 0.0)
         if shorter == longer:
             return known[shorter] + level
         return known[shorter] + (known[longer] - known[shorter]) * (window - shorter) / (longer - shorter) + level

@@ -1,14 +1,16 @@
 """How many tokens a round drafts: a number, a table by running requests, or a choice that adapts."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from tandemrt.engines.options.options import draft_tokens_problem
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.engine_loop.costs import RoundCosts
+from tandemrt.runtime.engine_loop.loss_budget import LossBudget
 from tandemrt.runtime.requests.acceptance import Acceptance, best_window
 from tandemrt.runtime.requests.running import RunningRequest
 
+_ROUNDS_PER_CAPTURE = 256  # of a busy engine, between two windows whose CUDA graphs are captured meanwhile
 _REQUESTS_PER_ROUND = 8  # estimates that a round compares on average: those of many requests take the host long
 
 
@@ -25,7 +27,7 @@ class DraftWindowPlanner:
         fast_forward: whether tokens that a constraint forces are drafted.
         mask_drafts: whether grammars mask the drafts.
         adaptive: whether any window follows acceptance and cost (acceptance.py, costs.py).
-        uncaptured: rows of rounds whose shorter windows have no CUDA graphs yet; these rounds do not adapt.
+        uncaptured: rows of rounds whose shorter windows may have no CUDA graphs yet. Rounds capture one at a time.
         costs: seconds of rounds, by rows and window.
         calibrates: whether ``costs`` are measured before there are texts, else in their first rounds.
     """
@@ -38,7 +40,7 @@ class DraftWindowPlanner:
         fast_forward: bool = True,
         drafts: bool = True,
         mask_drafts: bool = False,
-        adapts_from: int | None = None,
+        adaptive: bool = False,
         calibrates: bool = True,
     ) -> None:
         """
@@ -47,7 +49,7 @@ class DraftWindowPlanner:
                 entry. None: ``limit``.
             limit: the bundle's largest window.
             drafts: whether the bundle has a drafter.
-            adapts_from: adapt rounds whose calls have at least so many tokens with the largest window; None: no rounds.
+            adaptive: whether rounds draft fewer tokens, or none, where that is faster.
             calibrates: whether rounds without texts cost what others do, in proportion.
 
         Raises BadRequest for a window outside 0..limit, or a table without an entry for one request.
@@ -66,8 +68,9 @@ class DraftWindowPlanner:
         self._running: dict[int, RunningRequest] = {}  # by slot
         self._ended = Acceptance()
         self._drafts = drafts
-        self.adaptive = adapts_from is not None and drafts
-        self._adapts_from = adapts_from or 0
+        self.adaptive = adaptive and drafts
+        self._budget = LossBudget()
+        self._uncaptured_rounds: dict[int, int] = {}  # by rows
         self._chosen: dict[int, tuple[int, int]] = {}  # by rows: the last choice, and for how many rounds it holds
 
     def join(self, running: RunningRequest) -> None:
@@ -86,6 +89,11 @@ class DraftWindowPlanner:
         """Count a round that accepted the first ``accepted`` of ``proposed`` drafted tokens of a request."""
         if self.adaptive:
             self._acceptance[running].observe(accepted, proposed)
+
+    def observe_round(self, batch: int, window: int, accepted: float) -> None:
+        """Count a round of ``batch`` rows that drafted ``window`` tokens and accepted so many for each request."""
+        if self.adaptive:
+            self._budget.observe(self.costs.estimate(batch, window) / self.costs.estimate(batch, 0), accepted)
 
     def limit(self, requests: int) -> int:
         """Return the largest window of a round with ``requests`` requests, at least one."""
@@ -110,30 +118,45 @@ class DraftWindowPlanner:
             return 0
         limit = self.limit(len(requests))
         most = limit if wanted is None else min(wanted, limit)
-        if fixed or not most or batch in self.uncaptured or not self.adapts(batch):
+        if fixed or not most or not self.adaptive:
             return most
-        steps = self._steps(most)
+        steps = self._captured(batch, self._steps(most))
+        if self._budget.spent and not steps[0]:
+            return 0
         due = None if prompts else self.costs.due(batch, steps)
         if due is not None:
             return due
         chosen, rounds = self._chosen.get(batch, (0, 0))
         if not rounds or chosen not in steps:
             costs = {step: self.costs.estimate(batch, step) for step in steps}
-            chosen = best_window([self._acceptance[each] for each in requests], costs)
+            chosen = best_window([self._acceptance[running] for running in requests], costs)
             rounds = len(requests) // _REQUESTS_PER_ROUND
         self._chosen[batch] = chosen, max(0, rounds - 1)
-        return most if prompts and chosen else chosen
+        return steps[-1] if prompts and chosen else chosen
 
-    def adapts(self, batch: int) -> bool:
-        """Whether the windows of rounds with ``batch`` rows adapt."""
-        return self.adaptive and batch * (self.limit(batch) + 1) >= self._adapts_from
+    def least_gain(self, batch: int, window: int) -> float:
+        """Return how many accepted tokens per request a further drafted token must promise up to ``window``.
+
+        0 as long as its cost is unknown.
+        """
+        if not self.adaptive or not window or not self.costs.is_timed(batch):
+            return 0.0
+        cost = self.costs.estimate
+        return (cost(batch, window) - cost(batch, window - 1)) / cost(batch, 0) * self._budget.speed
+
+    def _captured(self, batch: int, steps: Sequence[int]) -> Sequence[int]:
+        """Return those of ``steps`` that the next round may use. A shape without graphs is captured when it occurs."""
+        if batch not in self.uncaptured:
+            return steps
+        rounds = self._uncaptured_rounds[batch] = self._uncaptured_rounds.get(batch, 0) + 1
+        return [*steps[:-1][: rounds // _ROUNDS_PER_CAPTURE], steps[-1]]
 
     def usual(self, requests: int) -> list[int]:
         """Return the windows that ``choose`` may return where requests set none, without fast-forward tokens."""
         most = self.limit(requests)
         if not self._drafts:
             return [0]
-        return self._steps(most) if most and self.adapts(requests) else [most]
+        return self._steps(most) if most and self.adaptive else [most]
 
     def _steps(self, most: int) -> list[int]:
         """0, 1, 2, 3, 4, 6, 8, 12, ...: few windows, because each is one more graph per number of rows."""

@@ -85,6 +85,7 @@ class EngineLoop:
             chunk=prefill_chunk,
             chunk_while_decoding=prefill_chunk_while_decoding,
             copies=lookup is not None,
+            copies_first=self._looks_up_first,
         )
         listeners: list[SlotListener] = [scheduler, target.state, drafter, draft_windows]
         listeners += [] if target.images is None else [target.images]
@@ -162,6 +163,7 @@ class EngineLoop:
         """
         stages = self._stages
         draft_probs = stages.propose(round_) if draft_first else None
+        round_ = stages.drafted(round_) if draft_first else round_
         copied = stages.fetch(round_ if draft_first else None, last)
         if self.lookup is None:
             stages.score(round_)
@@ -180,6 +182,7 @@ class EngineLoop:
         """Run the target after the host has committed the last round and written masks."""
         stages = self._stages
         draft_probs = stages.propose(round_) if draft_first else None
+        round_ = stages.drafted(round_) if draft_first else round_
         copied = stages.fetch(round_ if draft_first else None, last)
         stages.commit(last, copied)
         round_ = round_.unfinished()
@@ -188,6 +191,7 @@ class EngineLoop:
         if not draft_first:
             round_ = stages.read_text(round_)
             draft_probs = stages.propose(round_)
+            round_ = stages.drafted(round_)
             stages.wait_for_drafts(round_)
             stages.replace_drafts(round_)
         drafts = stages.write_inputs(round_, draft_probs) if round_.rows else {}
@@ -298,21 +302,27 @@ class RoundStages:
 
     def read_text(self, round_: Round) -> Round:
         """Return the round with its drafts from the text and the window that it needs. Call after the last commit."""
+        planned = round_.window
         with self._metrics.timed("fill"):
             round_ = round_.with_fast_forward() if round_.may_fast_forward else round_
             for running in round_.rows.values():
                 running.replay.mark_planned()
-        if round_.only_fast_forward or self._lookup is None:
+        if self._lookup is None or (round_.only_fast_forward and round_.num_proposed):
             return round_
-        round_ = self.look_up(round_)
-        if self._has_drafter_for(round_) or round_.prompts != NO_PROMPTS:  # prompts fix the window
-            return round_
-        return replace(round_, window=max(map(len, round_.drafted_from_text.values()), default=0))
+        with self._metrics.timed("propose"):
+            round_ = replace(round_, window=planned)
+            return round_.with_copies(self._lookup.copies(round_), drafter=self._drafter.window > 0)
 
     def look_up(self, round_: Round) -> Round:
-        """Return the round with its copies from the text, if the bundle has any. Call after the last commit."""
+        """Return the round with its copies from the text. Call after the last commit.
+
+        Without copies and drafts of a model the window is 0.
+        """
+        assert self._lookup is not None
         with self._metrics.timed("propose"):
-            return round_ if self._lookup is None else replace(round_, copied=self._lookup.copies(round_))
+            round_ = replace(round_, copied=self._lookup.copies(round_))
+            undrafted = self._drafter.window > 0 and not round_.num_proposed and not round_.copied
+            return replace(round_, window=0) if undrafted and round_.prompts == NO_PROMPTS else round_
 
     def propose(self, round_: Round) -> Buffer | None:
         """Write the drafts of the round; return their probabilities, see Drafter.propose."""
@@ -323,8 +333,14 @@ class RoundStages:
                 write_drafts(drafts, round_.batch, window, round_.drafted_from_text)
             self._drafter.skip(round_)
             return None
+        self._target.buffers.num_drafted = round_.window  # unless the drafter stops early
         with self._metrics.timed("propose"), self._timeline.span("propose"):
             return self._drafter.propose(round_)
+
+    def drafted(self, round_: Round) -> Round:
+        """Return the round with the window that the drafter has proposed, which may have stopped early."""
+        tokens = self._target.buffers.num_drafted
+        return round_.drafted(tokens) if self._proposed and tokens < round_.window else round_
 
     def fetch(self, round_: Round | None, last: VerifiedRound | None) -> Any:
         """Enqueue copies to the host: tokens and logits of the ``last`` round, and the drafts of ``round_``.

@@ -41,14 +41,21 @@ class RoundPlanner:
         chunk: int,
         chunk_while_decoding: int,
         copies: bool = False,
+        copies_first: bool = False,
     ) -> None:
-        """``copies``: whether drafts may also be copied from the text."""
+        """
+        Args:
+            copies: whether drafts may also be copied from the text. They may be longer than what the drafter proposes
+                in rounds in which it does not run.
+            copies_first: whether they are copied before the drafter runs.
+        """
         self.chunk = chunk
         self.chunk_while_decoding = chunk_while_decoding
         self._target = target
         self._drafter = drafter
         self._metrics = metrics
         self._copies = copies
+        self._plan_round = partial(plan_round, copies=copies, copies_first=copies_first)
 
     def plan(self, slots: Slots, draft_windows: DraftWindowPlanner, last: VerifiedRound | None = None) -> Round:
         """Return the next round, and enqueue the uploads or prefill calls of its prompt tokens.
@@ -62,7 +69,7 @@ class RoundPlanner:
         ]
         if not missing:
             state.flush()
-            return plan_round(requests, draft_windows, slots.count)
+            return self._plan_round(requests, draft_windows, slots.count)
         budget = self.chunk if len(missing) == len(requests) else min(self.chunk, self.chunk_while_decoding)
         running = {request.slot: request for request in requests}
         in_prompts = partial(plan, missing, at_block_ends=slots.reuses_whole_chunks, whole=_whole_spans(requests))
@@ -100,7 +107,7 @@ class RoundPlanner:
 
         Only packed calls leave them out: other rounds keep the window of their captured graphs.
         """
-        round_ = plan_round(requests, draft_windows, slots, chunks)
+        round_ = self._plan_round(requests, draft_windows, slots, chunks)
         if self._drafter.reads_prompts_late:
             ends = {running.slot: running.prefill_end for running in requests}
             undrafted = frozenset(chunk.slot for chunk in chunks if chunk.end == ends[chunk.slot])
@@ -130,11 +137,18 @@ def _whole_spans(requests: Iterable[RunningRequest]) -> dict[int, Sequence[tuple
 
 
 def plan_round(
-    requests: Iterable[RunningRequest], draft_windows: DraftWindowPlanner, slots: int, chunks: Iterable[Chunk] = ()
+    requests: Iterable[RunningRequest],
+    draft_windows: DraftWindowPlanner,
+    slots: int,
+    chunks: Iterable[Chunk] = (),
+    *,
+    copies: bool = False,
+    copies_first: bool = False,
 ) -> Round:
     """Plan a round of those ``requests`` that decode, on ``slots`` slots; the caller adds the prompts.
 
-    A request decodes if its prompt is cached; tokens of ``chunks`` count as cached.
+    A request decodes if its prompt is cached; tokens of ``chunks`` count as cached. ``copies``, ``copies_first``:
+    see RoundPlanner.
     """
     ends = {chunk.slot: chunk.end for chunk in chunks}
     rows = {
@@ -161,14 +175,17 @@ def plan_round(
     num_proposed = draft_windows.choose(
         rows.values(), batch, wanted=wanted, fixed=Rule.REJECTION in rules, prompts=bool(ends)
     )
+    may_copy_more = copies_first or (copies and not num_proposed)
+    adaptive = draft_windows.adaptive and Rule.REJECTION not in rules
     return Round(
         rows,
         batch=batch,
-        window=min(draft_windows.limit(len(rows)) if may_fast_forward else num_proposed, wanted),
+        window=min(draft_windows.limit(len(rows)) if may_fast_forward or may_copy_more else num_proposed, wanted),
         needs_probs=any(request.needs_probs for request in requested),
         rules=rules,
         num_proposed=num_proposed,
         mask_drafts=draft_windows.mask_drafts and any(running.constraint.has_grammar for running in rows.values()),
         may_fast_forward=may_fast_forward,
-        adaptive=draft_windows.adapts(batch),
+        adaptive=adaptive,
+        least_gain=draft_windows.least_gain(batch, num_proposed) if adaptive and not ends else 0.0,
     )

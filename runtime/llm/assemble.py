@@ -32,7 +32,6 @@ from tandemrt.runtime.requests.scheduler import Scheduler
 
 # Tokens of a round with prompts while requests decode, by default: larger rounds would delay their tokens.
 _CHUNK_WHILE_DECODING, _WITH_EXPERTS = 2048, 4096
-_ADAPTS_FROM = 192  # tokens of a call from which arithmetic, not memory, limits matmuls on a GPU (H100, H200)
 
 
 def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
@@ -47,7 +46,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         fast_forward=not overlap if options.fast_forward_drafts is None else options.fast_forward_drafts,
         drafts=bundle.draft.kind != "none",
         mask_drafts=options.draft_masks,
-        adapts_from=_adapts_from(bundle, options, device),
+        adaptive=_adapts(bundle, options, device),
         calibrates=not _has_experts(bundle),  # all tokens of rounds without texts choose the same experts
     )
     require_implied(bundle.manifest)
@@ -156,18 +155,13 @@ def _device(bundle: Bundle, device: str | None) -> torch.device:
     return device_of(where).numbered()  # without an index, each thread would use its own current device
 
 
-def _adapts_from(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> int | None:
-    """Return the tokens of a call from which draft windows adapt; None: never.
-
-    By default only engines whose texts do not depend on the window adapt. Each drafted token reads further experts.
-    """
+def _adapts(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> bool:
+    """Whether draft windows adapt: by default those of a model, if texts do not depend on them to the last bit."""
     if options.adaptive_draft_tokens is not None:
-        return 0 if options.adaptive_draft_tokens else None
-    on_gpu = not device_of(device).on_host
-    adapts = on_gpu and options.num_draft_tokens is None and bundle.engine("target").batch_invariant
-    if not adapts:
-        return None
-    return 0 if _has_experts(bundle) else _ADAPTS_FROM
+        return options.adaptive_draft_tokens
+    exact_on_host = device_of(device).on_host and bundle.limits.cache == "linear"
+    exact = exact_on_host or bundle.engine("target").batch_invariant
+    return exact and options.num_draft_tokens is None and bool(bundle.draft.engines)
 
 
 def _has_experts(bundle: Bundle) -> bool:

@@ -322,7 +322,7 @@ class LLM:
 
         try:
             with progress_bar("capturing CUDA graphs") as progress:
-                first = partial(capture, loop, progress)
+                first = partial(capture, loop, progress, adaptive=later)
                 self._loop_thread.prepare(first if later else lambda: [*first()])
         except BaseException:
             self.close()

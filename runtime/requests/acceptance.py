@@ -11,12 +11,12 @@ from the counts of earlier requests, because a text often ends before its own co
 
 from collections.abc import Mapping, Sequence
 
-DECAY, MAX_TRIED = 0.95, 20.0  # decay of a count per round; maximum of a count, in drafted tokens
+DECAY, MAX_TRIED = 0.98, 40.0  # decay of a count per round; maximum of a count, in drafted tokens
 IDLE_DECAY = 0.97  # decay of a count in a round that does not draft its position; lower values explore too much
 PRIOR, PRIOR_WEIGHT = 0.9, 0.5  # acceptance probability without counts, and its weight in drafted tokens
-POSITION_WEIGHT = 1.0  # weight of the rate over all positions in the rate of one position, in drafted tokens
+POSITION_WEIGHT = 0.7  # weight of the rate over all positions in the rate of one position, in drafted tokens
 ENDED_DECAY = 0.9  # of the counts of ended requests when another request ends
-START_TRIED = 1.0  # weight of ended requests in a new one, in drafted tokens: 1, because it may differ from them
+START_TRIED = 1.2  # weight of ended requests in a new one, in drafted tokens: few, because it may differ from them
 
 
 class _Count:

@@ -33,6 +33,8 @@ class Round:
             contents and are not verified; under the rejection rule the text would depend on them.
         only_fast_forward: whether fast-forward tokens fill the window of every row, so that the drafter is skipped.
         adaptive: whether the acceptance in this round adapts the length of later draft windows.
+        least_gain: the drafter may stop before the end of the window, where a further token promises fewer accepted
+            ones per request, by its own probabilities.
     """
 
     rows: Mapping[int, RunningRequest]
@@ -49,6 +51,7 @@ class Round:
     undrafted: frozenset[int] = frozenset()
     only_fast_forward: bool = False
     adaptive: bool = False
+    least_gain: float = 0.0
 
     @cached_property
     def shape(self) -> RoundShape:
@@ -73,7 +76,7 @@ class Round:
     @property
     def needs_drafter(self) -> bool:
         """Whether the drafter has to propose: no, if all rows copy or have fast-forward tokens for the whole window."""
-        if not self.window or self.only_fast_forward:
+        if not self.window or not self.num_proposed or self.only_fast_forward:
             return False
         return not self.copied or any(
             slot not in self.copied and len(self.fast_forward.get(slot, ())) < self.max_drafted(running)
@@ -131,7 +134,28 @@ class Round:
         )
         needed = max([0 if only else self.num_proposed, *map(len, tokens.values())])
         window = needed if self.prompts == NO_PROMPTS else self.window
-        return replace(self, may_fast_forward=may, fast_forward=tokens, only_fast_forward=only, window=window)
+        least_gain = 0.0 if any(tokens.values()) else self.least_gain  # the drafter must not cut them
+        round_ = replace(self, may_fast_forward=may, fast_forward=tokens, only_fast_forward=only)
+        return replace(round_, window=window, least_gain=least_gain)
+
+    def with_copies(self, copied: Mapping[int, Sequence[int]], *, drafter: bool) -> "Round":
+        """Return the round with drafts ``copied`` from the text, and the window that its drafts need.
+
+        ``drafter``: whether there is one. Copies may be longer than what it proposes only where it does not run.
+        """
+        round_ = replace(self, copied=copied, only_fast_forward=self.only_fast_forward and not copied)
+        if self.prompts != NO_PROMPTS:  # their positions in the packed calls follow from the window
+            return round_
+        if not (drafter and round_.needs_drafter):
+            return replace(round_, window=max(map(len, round_.drafted_from_text.values()), default=0))
+        window = max([self.num_proposed, *map(len, self.fast_forward.values())])
+        least_gain = 0.0 if copied else self.least_gain
+        cut = {slot: tokens[:window] for slot, tokens in copied.items()}
+        return replace(round_, window=window, copied=cut, least_gain=least_gain)
+
+    def drafted(self, tokens: int) -> "Round":
+        """Return the round after the drafter has proposed so many tokens per row."""
+        return replace(self, window=tokens, num_proposed=min(tokens, self.num_proposed))
 
     def unfinished(self) -> "Round":
         """Return the round with the same calls, without requests that finished after it was planned."""

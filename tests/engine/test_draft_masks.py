@@ -19,7 +19,8 @@ BRACE = 90  # the token of the tiny bundle
 
 @pytest.fixture(scope="module")
 def llm(tiny_bundle: Path) -> Iterator[LLM]:
-    with LLM(tiny_bundle, threads=1, overlap=True, draft_masks=True, fast_forward_drafts=False) as opened:
+    options: Any = {"overlap": True, "adaptive_draft_tokens": False, "fast_forward_drafts": False}
+    with LLM(tiny_bundle, threads=1, draft_masks=True, **options) as opened:
         yield opened
 
 

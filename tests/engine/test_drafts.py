@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
-from itertools import pairwise
+from itertools import cycle, pairwise
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -80,7 +81,8 @@ class Built:
         cache_form, _, lookup = form.partition(" ")
         paged = cache_form == "paged"
         options: Any = {"overlap": True, "cache_tokens": 448} if paged else {"draft_masks": True}
-        options |= {"lookup": bool(lookup), "synthetic_rule": True}  # for requests that ask for it
+        options |= {"lookup": bool(lookup), "adaptive_draft_tokens": False}
+        options |= {"synthetic_rule": True}  # for requests that ask for it
         llm = self._opened.enter_context(LLM(self.bundle(cache_form), device="cpu", threads=1, **options))
         if paged:
             llm._loop_thread.prepare(partial(capture, llm.loop))  # as a GPU does
@@ -222,6 +224,26 @@ def test_a_short_window_leaves_nothing_of_a_longer_one(
         counts = [count for _, count in watched.rounds]
         assert (5, 2) in pairwise(counts)
         assert watched.hold(prompt, output.token_ids) >= 6
+
+
+@pytest.mark.parametrize("built", ["eagle3", "mtp", "dspark"], indirect=True)
+def test_a_drafter_that_stops_early_drafts_the_tokens_of_the_reference(
+    built: Built, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own probabilities: in every second round after the first token. Its next drafts have no gap."""
+    gains, lengths = cycle([0.0, 1.0]), Counter[int]()
+    with Watched(built, "linear") as watched:
+        windows = watched.llm.loop.draft_windows
+        monkeypatch.setattr(windows, "choose", lambda *_, wanted, **__: wanted)
+        monkeypatch.setattr(windows, "adaptive", True)
+        monkeypatch.setattr(windows, "least_gain", lambda *_: next(gains))
+        for length in (2, 65):
+            prompt = [(17 * i * i + 3 * length) % 256 for i in range(length)]
+            output = watched.llm.generate(prompt, built.asked())
+            lengths.update(len(drafts) for drafts, _ in watched.rounds)
+            assert watched.hold(prompt, output.token_ids) >= 3
+    assert lengths[1] > 2
+    assert lengths[built.kind.window] > 2
 
 
 @pytest.mark.parametrize("form", CACHES)

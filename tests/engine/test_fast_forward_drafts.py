@@ -133,7 +133,7 @@ def test_a_draft_that_a_row_allows_is_a_fast_forward_token_under_the_rejection_r
     """Its acceptance must not depend on which token was drafted. The neighbour keeps the drafter at work."""
     only = {"structured_outputs": {"choice": ["one text and no other"]}, "rule": rule, "max_tokens": 40}
     requests = [("<think></think>", only), ("free", {"ignore_eos": True, "max_tokens": 60})]
-    with LLM(tiny_bundle, threads=1, draft_masks=True) as llm:
+    with LLM(tiny_bundle, threads=1, draft_masks=True, adaptive_draft_tokens=False) as llm:
         written: list[DraftToVerify] = []
         write = llm.loop._verify_inputs.write
 
@@ -160,7 +160,7 @@ def test_the_draft_probabilities_of_fast_forward_tokens_are_zero_in_every_slot(
     requests = [("free", {"ignore_eos": True, "max_tokens": 60}), ("<think></think>", only)]
     expected: list[tuple[int, list[int]]] = []
     zeros: list[tuple[int, list[int]]] = []
-    with LLM(tiny_bundle, threads=1, draft_masks=True) as llm:
+    with LLM(tiny_bundle, threads=1, draft_masks=True, adaptive_draft_tokens=False) as llm:
         write, vocab = llm.loop._stages.write_inputs, llm.bundle.manifest.vocab
 
         def observe(round_: Round, draft_probs: Buffer | None) -> dict[int, DraftToVerify]:

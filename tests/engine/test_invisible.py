@@ -3,10 +3,16 @@
 The model is random, so its text is noise and one wrong token changes all following ones.
 """
 
+from collections.abc import Iterator
+from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
 
@@ -118,6 +124,37 @@ def test_an_adaptive_draft_window_changes_no_token(tiny_bundle: Path, autoregres
         outputs = llm.generate([prompt for prompt, _ in REQUESTS], [SamplingParams(**params) for params in asked])
         assert [output_of(output) for output in outputs] == autoregressive
         assert llm.metrics.drafted > 0
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["lockstep", "overlap"])
+def adaptive(tiny_bundle: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(tiny_bundle, threads=1, overlap=request.param) as llm:
+        yield llm
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.lists(st.integers(0, 8), min_size=1, max_size=40),
+    st.lists(st.integers(0, len(REQUESTS) - 1), min_size=1, max_size=6),
+)
+def test_any_sequence_of_draft_windows_changes_no_token(
+    adaptive: LLM, autoregressive: list[Any], lengths: list[int], indices: list[int]
+) -> None:
+    windows, drawn = adaptive.loop.draft_windows, cycle(lengths)
+    assert windows.adaptive, "by default"
+    largest = partial(windows.choose, fixed=True)
+
+    def choose(running: Any, batch: int, *, wanted: int, **_: Any) -> int:
+        return min(next(drawn), largest(running, batch, wanted=wanted))
+
+    gains = cycle([0.0, 0.003, 1.0])  # the draft stops early, by its own probabilities
+    least_gain = patch.object(windows, "least_gain", lambda *_: next(gains))
+    with patch.object(windows, "choose", choose), least_gain:
+        requests = [REQUESTS[at] for at in indices]
+        outputs = adaptive.generate(
+            [prompt for prompt, _ in requests], [SamplingParams(**params) for _, params in requests]
+        )
+    assert [output_of(output) for output in outputs] == [autoregressive[at] for at in indices]
 
 
 def test_sampled_and_greedy_drafts_in_one_batch_change_no_token(tiny_bundle: Path, autoregressive: list[Any]) -> None:

@@ -17,6 +17,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.export.bundle.build import build
+from tandemrt.runtime.llm import draft_factory
 from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
 from tests.engine.draft_kinds import KINDS, SIZES, Target
@@ -119,8 +120,9 @@ def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> No
 @pytest.mark.parametrize("options", [{}, {"overlap": True}, {"fast_forward_drafts": True}, {"num_draft_tokens": 2}])
 @pytest.mark.parametrize("form", ["linear", "paged"])
 def test_copies_change_no_token_beside_a_draft_model(
-    model_bundles: dict[str, Path], form: str, options: dict[str, Any]
+    model_bundles: dict[str, Path], form: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(draft_factory, "_ROW_COST_ON_HOST", 0.0)  # copies are not cut
     asked = [*REQUESTS, *ALL]
     prompts, params = [prompt for prompt, _ in asked], [SamplingParams(**each) for _, each in asked]
     with LLM(model_bundles[form], device="cpu", threads=1, num_draft_tokens=0) as llm:
@@ -132,6 +134,29 @@ def test_copies_change_no_token_beside_a_draft_model(
     assert copied[False] > 20
 
 
+@pytest.mark.parametrize("drafted", [0, 1])
+def test_copies_are_longer_than_what_the_model_drafts_where_it_does_not_run(
+    model_bundles: dict[str, Path], drafted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logit_bias={70: 4, 71: 4, 72: 4})
+    prompts, windows = [SHARED[first : first + 30] for first in range(4)], Counter[tuple[bool, int]]()
+    with LLM(model_bundles["linear"], device="cpu", threads=1, lookup=True) as llm:
+        autoregressive = llm.generate(prompts, params.model_copy(update={"num_draft_tokens": 0}))
+        monkeypatch.setattr(llm.loop.draft_windows, "choose", lambda *_, wanted, **__: min(drafted, wanted))
+        verify = llm.loop.target.verify
+
+        def watched(round_: Round, draft_probs: Any) -> None:
+            if not round_.fast_forward:
+                windows[round_.needs_drafter, round_.window] += 1
+            verify(round_, draft_probs)
+
+        monkeypatch.setattr(llm.loop.target, "verify", watched)
+        outputs = [llm.generate(prompt, params) for prompt in prompts]
+    assert [output_of(output) for output in outputs] == [output_of(output) for output in autoregressive]
+    assert {window for ran, window in windows if ran} == ({drafted} if drafted else set())
+    assert windows[False, 4] > 5, "the bundle's largest window, copied"
+
+
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("form", ["linear", "paged"])
 def test_a_draft_model_drafts_its_own_text_after_copies(
@@ -139,7 +164,8 @@ def test_a_draft_model_drafts_its_own_text_after_copies(
 ) -> None:
     """Its cache holds the tokens of rounds that copied, accepted or not: transformers drafts the same."""
     draft = Target(model_bundles[form].parent / "draft").model
-    with LLM(model_bundles[form], device="cpu", threads=1, lookup=True, overlap=overlap) as llm:
+    options: Any = {"lookup": True, "adaptive_draft_tokens": False}
+    with LLM(model_bundles[form], device="cpu", threads=1, overlap=overlap, **options) as llm:
         write, rounds = llm.loop._verify_inputs.write, list[tuple[int, list[int] | None]]()
 
         def watched(round_: Round) -> Any:

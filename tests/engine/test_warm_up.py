@@ -26,7 +26,7 @@ def test_every_batch_size_runs_with_and_without_filters(tiny_bundle: Path, monke
 
         monkeypatch.setattr(llm.loop.target, "verify", note)
         with llm.loop.streams.active():
-            capture(llm.loop)
+            capture(llm.loop, adaptive=False)
     assert shapes == {(batch, 8, filters) for batch in (1, 2, 4) for filters in (False, True)}
 
 

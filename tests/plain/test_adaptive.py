@@ -51,7 +51,7 @@ def test_an_acceptance_rate_is_between_0_and_1(noted: list[tuple[int, int]]) -> 
 def test_the_acceptance_rate_follows_the_last_windows() -> None:
     assert after(*[(4, 4)] * 30) > 0.98
     assert after(*[(0, 4)] * 30) < 0.05
-    assert after(*[(4, 4)] * 30, *[(0, 4)] * 60) < 0.1
+    assert after(*[(4, 4)] * 30, *[(0, 4)] * 120) < 0.1
     assert after(*[(1, 4)] * 100) == pytest.approx(0.5, abs=0.02)  # every second one is rejected
 
 
@@ -125,7 +125,7 @@ def test_unknown_costs_are_interpolated_between_windows() -> None:
     assert one.estimate(4, 4) / one.estimate(4, 0) == pytest.approx(1 + 4 * DEFAULT_TOKEN_COST)
     two = counted((4, 0, 0.01), (4, 4, 0.02))
     assert [two.estimate(4, window) for window in (0, 1, 2, 4)] == pytest.approx([0.01, 0.0125, 0.015, 0.02])
-    assert two.estimate(4, 8) == pytest.approx(0.02 * (1 + 8 * DEFAULT_TOKEN_COST) / (1 + 4 * DEFAULT_TOKEN_COST))
+    assert two.estimate(4, 8) == pytest.approx(0.03)
     assert two.estimate(8, 0) == 1
 
 
@@ -169,9 +169,9 @@ def test_every_window_is_timed_first_and_again_after_many_rounds_without_it() ->
             costs.observe(4, used if window is None else window, 0.01)
         return requested
 
-    assert asked(200, 1) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert asked(200, 1) == [0, 0, 0, 1, 1, 1]  # the cost of 2 follows from theirs until it is used
     assert asked(700, 1) == []
-    assert asked(200, 1) == [0, 0, 2, 2]
+    assert asked(200, 1) == [2, 2, 0, 0]
     assert costs.due(2, windows) == 0  # other rows
     costs.calibrate(2, 0, 0.01)
     assert costs.due(2, windows) is None
@@ -210,7 +210,7 @@ def test_a_cost_timed_in_a_slow_moment_is_corrected() -> None:
 
 
 def test_a_request_starts_from_the_acceptance_of_ended_requests() -> None:
-    windows = DraftWindowPlanner(8, 8, adapts_from=0)
+    windows = DraftWindowPlanner(8, 8, adaptive=True)
     for window in windows.usual(1):
         windows.costs.calibrate(1, window, 1 + DEFAULT_TOKEN_COST * window)
     began = []
@@ -232,7 +232,7 @@ def test_a_preempted_request_keeps_its_acceptance_and_counts_once() -> None:
     """Five preemptions of one request weigh in later requests as much as none."""
     rates = []
     for preemptions in (0, 5):
-        windows, running = DraftWindowPlanner(8, 8, adapts_from=0), make_running([1])
+        windows, running = DraftWindowPlanner(8, 8, adaptive=True), make_running([1])
         for _ in range(preemptions):
             windows.join(running)
             running.preempt()
@@ -255,36 +255,43 @@ def test_a_preempted_request_keeps_its_acceptance_and_counts_once() -> None:
     assert rates[0] == rates[1]
 
 
-def test_windows_adapt_only_in_rounds_of_enough_tokens() -> None:
-    windows = DraftWindowPlanner(4, 4, adapts_from=192)
-    assert [windows.adapts(batch) for batch in (1, 32, 38, 39, 64)] == [False, False, False, True, True]
-    assert [windows.usual(batch) for batch in (32, 48)] == [[4], [0, 1, 2, 3, 4]]
-    running = make_running([1])
-    windows.join(running)
-    for batch, window in ((64, 0), (32, 4)):
-        for each in windows.usual(batch):
-            windows.costs.calibrate(batch, each, 1 + each)
-        for _ in range(60):
-            windows.observe(running, 0, 4)
-        assert windows.choose([running], batch) == window
-
-
-def test_rounds_whose_shorter_windows_are_not_captured_draft_the_largest() -> None:
-    windows = DraftWindowPlanner(4, 4, adapts_from=0)
-    useless = make_running([1])
-    for each in windows.usual(1):
-        windows.costs.calibrate(1, each, 1 + each)
+def test_a_busy_engine_tries_one_window_without_graphs_at_a_time() -> None:
+    windows, useless = DraftWindowPlanner(4, 4, adaptive=True), make_running([1])
     windows.join(useless)
+    windows.uncaptured = {1, 2}
     for _ in range(60):
         windows.observe(useless, 0, 4)
-    windows.uncaptured = {1, 2}
-    assert windows.choose([useless], 1) == 4
-    windows.uncaptured.remove(1)
-    assert windows.choose([useless], 1) == 0
+    chosen = []
+    for _ in range(1400):
+        window = windows.choose([useless], 1)
+        windows.costs.observe(1, window, 1 + 0.3 * window)
+        windows.observe_round(1, window, 0)
+        windows.observe(useless, 0, window)
+        chosen.append(window)
+    firsts = sorted((chosen.index(window), window) for window in set(chosen))
+    assert firsts[:2] == [(0, 4), (255, 0)]
+    assert all(later - earlier >= 200 for (earlier, _), (later, _) in pairwise(firsts))
+    assert chosen[300:].count(0) > 0.9 * len(chosen[300:]), "long before the engine is idle"
+
+
+@given(st.lists(st.integers(0, 4), max_size=300))
+def test_drafts_that_earn_less_than_they_cost_lose_at_most_a_few_rounds(accepted: list[int]) -> None:
+    """Whatever estimates promise: here they promise that every draft is accepted."""
+    windows, running = DraftWindowPlanner(4, 4, adaptive=True), make_running([1])
+    for window in windows.usual(1):
+        windows.costs.calibrate(1, window, 1 + window)
+    windows.join(running)
+    lost = largest = 0.0
+    for kept in accepted:
+        window = windows.choose([running], 1)
+        lost = max(0.0, lost + window - min(kept, window))
+        largest = max(largest, lost)
+        windows.observe_round(1, window, min(kept, window))
+    assert largest <= 12 + 4 + 0.006 * len(accepted) + 1e-6, "the budget, and the round that exceeds it"
 
 
 def test_a_choice_for_many_requests_holds_for_some_rounds() -> None:
-    windows = DraftWindowPlanner(4, 4, adapts_from=0)
+    windows = DraftWindowPlanner(4, 4, adaptive=True)
     many = [make_running([1], slot=slot) for slot in range(32)]
     for each in windows.usual(32):
         windows.costs.calibrate(32, each, 1 + DEFAULT_TOKEN_COST * each)
@@ -299,7 +306,7 @@ def test_a_choice_for_many_requests_holds_for_some_rounds() -> None:
 
 
 def test_rounds_with_prompts_draft_nothing_or_the_largest_window() -> None:
-    windows = DraftWindowPlanner(4, 4, adapts_from=0)
+    windows = DraftWindowPlanner(4, 4, adaptive=True)
     good, poor, useless = (make_running([1]) for _ in range(3))
     for each in windows.usual(1):
         windows.costs.calibrate(1, each, 1 + DEFAULT_TOKEN_COST * each)
@@ -315,11 +322,11 @@ def test_rounds_with_prompts_draft_nothing_or_the_largest_window() -> None:
 
 
 def test_adaptive_windows_are_few_and_within_the_limit() -> None:
-    adaptive = DraftWindowPlanner({1: 6, 3: 2}, 8, adapts_from=0)
+    adaptive = DraftWindowPlanner({1: 6, 3: 2}, 8, adaptive=True)
     for window in range(7):
         adaptive.costs.calibrate(1, window, 1 + DEFAULT_TOKEN_COST * window)
     assert [adaptive.usual(live) for live in (1, 3)] == [[0, 1, 2, 3, 4, 6], [0, 1, 2]]
-    assert DraftWindowPlanner(16, 16, adapts_from=0).usual(1) == [0, 1, 2, 3, 4, 6, 8, 12, 16]
+    assert DraftWindowPlanner(16, 16, adaptive=True).usual(1) == [0, 1, 2, 3, 4, 6, 8, 12, 16]
     good, useless = make_running([1]), make_running([1])
     for running, accepted in ((good, 6), (useless, 0)):
         adaptive.join(running)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.drafters.copy_source import CopySource
 from tandemrt.runtime.drafters.text_lookup import TextLookup
 from tandemrt.runtime.requests.round import Round
@@ -120,7 +121,7 @@ def test_copies_continue_after_fast_forward_tokens() -> None:
 
 
 def test_a_drafter_drafts_where_its_drafts_are_accepted_more_often() -> None:
-    lookup, running = TextLookup(1, 2), make_running(prompt=[1, 2, 3, 1])
+    lookup, running = TextLookup(1, 2, beside_model=True), make_running(prompt=[1, 2, 3, 1])
     lookup.join(running)
     round_ = Round({0: running}, 1, 4, needs_probs=False, rules=frozenset(), num_proposed=4)
     assert lookup.copies(round_)
@@ -130,3 +131,19 @@ def test_a_drafter_drafts_where_its_drafts_are_accepted_more_often() -> None:
     for _ in range(20):
         lookup.observe(running, 0, 4)
     assert lookup.copies(round_)
+
+
+@pytest.mark.parametrize(("copying", "rules", "longest"), [(1, [], 0), (4, [], 16), (1, [Rule.REJECTION], 16)])
+def test_long_copies_of_few_rows_do_not_widen_all_rows_of_a_round(
+    copying: int, rules: list[Rule], longest: int
+) -> None:
+    """But a text under the rejection rule depends on its drafts, so these do not depend on other rows."""
+    lookup = TextLookup(1, 32, row_cost=0.2)
+    rows = {
+        slot: make_running(prompt=[1, 2, 3, 4] * 20 if slot < copying else [slot], slot=slot, window=16, max_tokens=99)
+        for slot in range(4)
+    }
+    for running in rows.values():
+        lookup.join(running)
+    copies = lookup.copies(Round(rows, 4, 16, needs_probs=False, rules=frozenset(rules)))
+    assert max(map(len, copies.values()), default=0) == longest

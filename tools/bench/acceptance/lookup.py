@@ -20,8 +20,8 @@ from tools.demo.corpus import held_out
 
 WAYS: dict[str, dict[str, Any]] = {
     "autoregressive": {"num_draft_tokens": 0},
-    "drafts": {"lookup": False},
-    "drafts and lookup": {"lookup": True},
+    "drafts": {"lookup": False, "adaptive_draft_tokens": False},
+    "drafts and lookup": {"lookup": True, "adaptive_draft_tokens": False},
 }
 
 

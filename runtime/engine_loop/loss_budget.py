@@ -1,0 +1,33 @@
+"""A limit on the time that adaptive drafts may lose to autoregressive decoding, whatever estimates promise."""
+
+_SHARE = 0.006  # of a round without drafts: what each round may lose in the long run
+_DECAY = 0.95  # of recent rounds, per round
+_AT_FIRST, _MOST = 3.0, 12.0  # rounds that may be lost at first, and after drafts that earned more than they cost
+
+
+class LossBudget:
+    """Time that drafts may lose, in rounds without drafts.
+
+    Each round adds a small share. Drafts spend what they add to the duration of a round, and earn a round for each
+    accepted token. Where they do not earn what they cost, they end until the shares have paid for the next trial.
+    """
+
+    def __init__(self) -> None:
+        self._left = _AT_FIRST
+        self._tokens = self._rounds = 1.0
+
+    @property
+    def spent(self) -> bool:
+        """Whether the next round must not draft."""
+        return self._left < 0
+
+    @property
+    def speed(self) -> float:
+        """Tokens for each request in the time of a round without drafts, in recent rounds."""
+        return self._tokens / self._rounds
+
+    def observe(self, cost: float, accepted: float) -> None:
+        """Count a round by its ``cost`` in rounds without drafts, and its ``accepted`` tokens for each request."""
+        self._left = min(_MOST, self._left + _SHARE + accepted + 1 - cost)
+        self._tokens = _DECAY * self._tokens + accepted + 1
+        self._rounds = _DECAY * self._rounds + cost

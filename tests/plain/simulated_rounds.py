@@ -1,0 +1,63 @@
+"""Rounds in a simulated clock: they cost what was measured, and drafts are accepted by chance.
+
+The planner is that of the engine loop. As in the overlap schedule, it chooses a window before the last round is
+committed.
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
+from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.running import RunningRequest
+from tests.plain.requests import make_running
+
+Chances = Sequence[float]  # of each drafted token, if those before it were accepted
+LENGTH = 200  # tokens of a text
+
+
+def expected(chances: Chances, window: int) -> float:
+    """Return the tokens that a round with ``window`` drafted tokens emits on average."""
+    return 1 + sum(accumulate(chances[:window], mul))
+
+
+def best_fixed(costs: Sequence[float], chances: Chances) -> float:
+    """Return the tokens per unit of time and request of the best fixed window."""
+    return max(expected(chances, window) / cost for window, cost in enumerate(costs))
+
+
+def speed(planner: DraftWindowPlanner, rows: int, costs: Sequence[float], chances: Chances, *, rounds: int) -> float:
+    """Return the expected tokens per unit of time and request, of consecutive texts in ``rows`` slots.
+
+    ``costs``: of a round, by window.
+    """
+    chance, seconds, tokens = random.Random(7), 0.0, 0.0
+    texts: dict[int, tuple[RunningRequest, int]] = {}  # by slot: the request, and its tokens that are left
+    last: list[tuple[RunningRequest, int]] = []
+    window = 0
+    for _ in range(rounds):
+        for slot in range(rows):
+            if slot not in texts:
+                running = make_running([1], slot=slot)
+                planner.join(running)
+                texts[slot] = running, LENGTH - slot  # so that they do not end together
+        before, window = window, planner.choose([running for running, _ in texts.values()], rows)
+        seconds += costs[window]
+        tokens += expected(chances, window)
+        planner.costs.observe(rows, window, costs[window])
+        for running, accepted in last:
+            planner.observe(running, accepted, before)
+        if last:
+            planner.observe_round(rows, before, sum(accepted for _, accepted in last) / len(last))
+        last = []
+        for slot, (running, left) in list(texts.items()):
+            accepted = next((at for at in range(window) if chance.random() >= chances[at]), window)
+            last.append((running, accepted))
+            texts[slot] = running, left - accepted - 1
+            if left <= accepted + 1:
+                running.finish(Finish("stop"))
+                planner.leave(slot)
+                del texts[slot]
+    return tokens / seconds
