@@ -184,7 +184,7 @@ class PromptReader:
                 f"send a text instead (tandemrt run: --raw), received {quoted(messages)}"
             )
         template = self._tokenizer.chat_template(messages, tools, variables)
-        messages = join_text_parts(messages)
+        messages = join_text_parts(messages, images=self._images is not None)
         for each in texts([messages, tools, variables]):
             _require_utf8(each)
         control = self._tokenizer.control_text
@@ -306,14 +306,14 @@ def _require_utf8(text: str) -> None:
         ) from None
 
 
-def join_text_parts(messages: Sequence[Message], place: str = "messages") -> list[Message]:
+def join_text_parts(messages: Sequence[Message], *, images: bool) -> list[Message]:
     """Join the text parts of every message without images. Raises BadRequest for a part that is neither.
 
-    ImageReader.take leaves ``{"type": "image"}`` of an image, for templates of models that read images.
+    ImageReader.take leaves ``{"type": "image"}`` of an image, for templates of models that read ``images``.
 
     Most templates print a list of parts as a Python literal, or drop it.
     """
-    return [_message(f"{place}.{at}.content", message) for at, message in enumerate(messages)]
+    return [_message(f"messages.{at}.content", message, images) for at, message in enumerate(messages)]
 
 
 def mark_end_of_last(messages: Sequence[Message]) -> list[Message]:
@@ -339,7 +339,7 @@ def cut_at_end_mark(text: str, messages: Sequence[Message]) -> str:
     return text if following.startswith(" ") else text.rstrip()  # strip if the template stripped the mark's space
 
 
-def _message(place: str, message: Message) -> Message:
+def _message(place: str, message: Message, images: bool) -> Message:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return message
@@ -351,7 +351,8 @@ def _message(place: str, message: Message) -> Message:
             has_images = True
         elif not isinstance(part, Mapping) or part.get("type") != "text" or not isinstance(part.get("text"), str):
             raise BadRequest(
-                f"{place}.{at}: must be a part of type text, received {quoted(part)}; this model supports text only"
+                f"{place}.{at}: must be a part of type text, received {quoted(part)}; this model supports text "
+                f"{'and images, no audio and no video' if images else 'only'}"
             )
     if has_images:
         return message
