@@ -351,9 +351,9 @@ _QWEN2_5_TOWER = {
     "spatial_patch_size": 4,
 }
 _QWEN2_5_VL: dict[str, Any] = {
-    "num_attention_heads": 2,
+    "num_attention_heads": 1,
     "num_key_value_heads": 1,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [4, 2, 2]},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [8, 4, 4]},
 }
 _FIRST = 262 + len(DELIMITERS)
 _QWEN_TOKENS = {

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.plugins.tensors import torch
-from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.device.streams import Streams
@@ -40,8 +39,11 @@ class TowerRunner:
 
     @classmethod
     def open(cls, bundle: Bundle, device: torch.device, threads: int | None) -> "TowerRunner":
-        """Open the tower of ``bundle``, with streams of its own: graphs record what runs on those of rounds."""
-        streams, dtype = Streams(device), getattr(torch, bundle.contract("target")["image_states"].dtype)
+        """Open the tower of ``bundle``, with streams of its own: graphs record what runs on those of rounds.
+
+        Work of rounds goes first, because a tower would keep a GPU busy for 10 of them.
+        """
+        streams, dtype = Streams(device, urgent=False), getattr(torch, bundle.contract("target")["image_states"].dtype)
         with streams.active():
             return cls(open_engines(bundle, device, threads, ["vision"])["vision"], streams, dtype)
 
@@ -90,13 +92,13 @@ class TowerRunner:
         return states
 
     def _computed(self, image: Image) -> torch.Tensor:
-        """Return the states in host memory as copies to the device need it: the loop's thread prepares no copies."""
+        """Return the states in host memory, not pinned: freeing that would ask the loop's stream, which may capture."""
         device, dtype = self._engine.device, getattr(torch, self._engine.contract["image_states"].dtype)
         with self._streams.active():
             states = torch.empty(image.tokens, self._width, dtype=dtype, device=device)
             inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
             self._engine.bind({**inputs, "image_states": states}).run()
-            return device_of(device).host_zeros(*states.shape, dtype=self._dtype).copy_(states)
+            return torch.empty(*states.shape, dtype=self._dtype, device=device).copy_(states).cpu()
 
 
 def _cancel_with(other: "Future[Any]", done: "Future[Any]") -> None:

@@ -47,15 +47,14 @@ class OnnxRuntimeEngine:
         device: "str | torch.device" = "cpu",
         threads: int | None = None,
         spinning: bool = False,
-        tf32: bool = False,
         optimized: bool = True,
         content: bytes | None = None,
         initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
     ) -> "OnnxRuntimeEngine":
         """Open ``path`` on ``device`` and check its bindings. ``threads`` limits CPU threads (None: one per core).
 
-        ``spinning``: threads spin between the nodes of a run; see SPINNING. ``tf32``: see cuda_provider. ``optimized``,
-        ``initializers``: see open_session. ``content``: the bytes of the file, read before.
+        ``spinning``: threads spin between the nodes of a run; see SPINNING. ``optimized``, ``initializers``: see
+        open_session. ``content``: the bytes of the file, read before.
 
         Raises BackendUnavailable if onnxruntime has no provider for the device or cannot load it, and BadBundle if
         the file cannot be loaded or its bindings differ from ``contract``.
@@ -64,7 +63,7 @@ class OnnxRuntimeEngine:
         entries = SPINNING if spinning and device_of(device).on_host else {}
         session = open_session(
             path,
-            _providers(device, tf32=tf32),
+            _providers(device),
             threads=threads,
             entries=entries,
             optimized=optimized,
@@ -118,10 +117,10 @@ class OnnxRuntimeCall:
         self._session.run_with_iobinding(self._binding)
 
 
-def _providers(device: torch.device, *, tf32: bool) -> list[Provider]:
+def _providers(device: torch.device) -> list[Provider]:
     if device_of(device).on_host:
         return [CPU]
-    return [cuda_provider(device, device_of(device).current_stream(), tf32=tf32), CPU]
+    return [cuda_provider(device, device_of(device).current_stream()), CPU]
 
 
 def _host_inputs(session: "onnxruntime.InferenceSession") -> tuple[str, ...]:

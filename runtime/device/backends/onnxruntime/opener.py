@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.contract import VISION_DTYPE
 from tandemrt.engines.contract.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
 from tandemrt.engines.recipe import backend_status as installed
@@ -62,7 +63,8 @@ def _open_engine(opening: Opening, weights: "SharedWeights | None", name: Engine
             from tandemrt.runtime.device.backends.onnxruntime.ranks import RankedEngine
 
             return RankedEngine.open(bundle, device, threads, shared, cuda_graphs=opening.cuda_graphs)
-        return Executor.open(bundle, entry, device, threads, shared)
+        tf32 = name == "vision" and bundle.contract("target")["image_states"].dtype != VISION_DTYPE
+        return Executor.open(bundle, entry, device, threads, shared, tf32=tf32)
     if name in WEIGHTLESS_ENGINES and _runs_kernels(bundle, device):
         from tandemrt.runtime.device.backends.onnxruntime.kernels import KernelEngine
 
@@ -77,7 +79,6 @@ def _open_engine(opening: Opening, weights: "SharedWeights | None", name: Engine
         device=device,
         threads=threads,
         optimized=not entry.optimized,
-        tf32=name == "vision" and bundle.contract("target")["image_states"].dtype != contract["image_states"].dtype,
         initializers={} if weights is None else weights.of(entry),
     )
     if not device_of(device).on_host or name not in _ON_FIRST_USE:
