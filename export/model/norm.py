@@ -16,7 +16,7 @@ def stored_norm(b: GraphBuilder, x: ir.Value, w: Weights, name: str, spec: Model
         width = width_of(x)
         weight = norm_weight(b, w, name, width, spec) if spec.norm_weights else b.constant([1.0] * width, w.dtype)
         bias = [w(f"{name}.bias", (width,))] if spec.norm_biases else []
-        x, *bias = [each if each.dtype == weight.dtype else b.cast(each, "float32") for each in (x, *bias)]
+        x, *bias = [part if part.dtype == weight.dtype else b.cast(part, "float32") for part in (x, *bias)]
         normalized = b.op("LayerNormalization", x, weight, *bias, axis=-1, epsilon=spec.norm_eps, stash_type=1)
         return b.cast(normalized, w.dtype)
     return normed(b, x, norm_weight(b, w, name, width_of(x), spec), w.dtype, spec.norm_eps)

@@ -255,8 +255,8 @@ class Family:
     ``unused_fields``: fields that never change the graph. ``activations``: the accepted values of ``activation_field``.
     ``norm_offset``: norm weights are stored minus 1. ``gated``: the MLP has a gate. ``longest``: the longest text that
     the graph reads as the model does. ``layer_norm``, ``norm_weights``, ``norm_biases``, ``stored_by_head``,
-    ``normed_head``, ``position_offset``, ``sinks``, ``gated_attention``, ``mlp_layers``, ``recurrent_norms``: see
-    ModelSpec. ``tensor_names``: see export/read/families/tensor_names.py.
+    ``normed_head``, ``position_offset``, ``skips``, ``sinks``, ``gated_attention``, ``mlp_layers``,
+    ``recurrent_norms``: see ModelSpec. ``tensor_names``: see export/read/families/tensor_names.py.
     ``one_part_per_block``: a layer is stored as one or two blocks with a norm and a mixer each; the second is its MLP.
     ``transposed``: matrices of layers are stored as [inputs, outputs]. ``qk_norm_flag``: the flag that enables
     ``qk_norm``; None: no flag.

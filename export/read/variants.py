@@ -127,8 +127,10 @@ def solar_skips(fields: Fields, layers: int) -> tuple[Skip, ...]:
     """Solar: the streams before the layers bskcn_1 and bskcn_2 are mixed into those before bskcn_3 and bskcn_4."""
     lists = [fields.get(f"bskcn_{at}", []) for at in range(1, 5)]
     weights = fields.get("bskcn_tv", [1.0, 1.0])
-    numbers = isinstance(weights, list) and len(weights) == 2 and all(type(each) in (int, float) for each in weights)
-    if not numbers or not all(isinstance(each, list) and all(type(at) is int for at in each) for each in lists):
+    numbers = (
+        isinstance(weights, list) and len(weights) == 2 and all(type(weight) in (int, float) for weight in weights)
+    )
+    if not numbers or not all(isinstance(listed, list) and all(type(at) is int for at in listed) for listed in lists):
         raise BadCheckpoint(
             f"config.json: bskcn_1 to bskcn_4 should list layers, and bskcn_tv hold two numbers, they are "
             f"{quoted(lists)} and {quoted(weights)}"
