@@ -401,6 +401,13 @@ def test_a_delimiter_may_begin_in_the_prompt_and_end_in_the_output():
     assert opening.phase is Phase.THINKING
 
 
+@pytest.mark.parametrize(("pattern", "fits"), [("nk", True), ("n", False)])
+def test_a_token_may_begin_and_end_a_block_if_the_grammar_accepts_the_rest_of_it(pattern, fits):
+    t, h, i = byte_tokens("thi")
+    thinking = rule(think_start=(t,), think_ends=[(h, i)], forced_end=(h, i))
+    assert (MERGED[b"think"] in allowed(constraint(grammar=regex_grammar(pattern), thinking=thinking))) == fits
+
+
 def test_tokens_of_a_possible_delimiter_are_held_back_until_it_is_decided():
     state = constraint(thinking=rule(think_ends=[(B, B, C)], forced_end=(B, B, C)), prompt=[THINK])
     assert [joined_spans([state.commit([token])]) for token in (A, B, B, B, C, A)] == [
