@@ -34,6 +34,20 @@ def write(folder: Path, out: Path, bits: int = 8) -> QuantizedCheckpoint:
     return write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), out, bits)
 
 
+@pytest.mark.parametrize(
+    ("form", "dtype"),
+    [
+        (LowBitFormat(4, GROUP_SIZE), "float32"),
+        (LowBitFormat(4, GROUP_SIZE, tiles="float16"), "float16"),
+        (LowBitFormat(8, GROUP_SIZE, tiles="bfloat16"), "bfloat16"),
+        (LowBitFormat(4, GROUP_SIZE, tiles="float16", floats=True), "uint8"),
+        (LowBitFormat(8, GROUP_SIZE, tiles="float16", floats=True), "float32"),
+    ],
+)
+def test_scales_in_tiles_have_the_dtype_of_the_tiles(form: LowBitFormat, dtype: str) -> None:
+    assert form.shapes(2, GROUP_SIZE)["scales"][0] == dtype
+
+
 @pytest.fixture(scope="module", params=[("llama tied", 8), ("qwen2", 8), ("qwen2", 4)], ids=lambda p: f"{p[0]}, {p[1]}")
 def written(request, tmp_path_factory):
     """The model, its checkpoint folder, the checkpoint written to its subfolder "quantized", and the number of bits."""

@@ -595,6 +595,10 @@ def test_a_manifest_with_an_invalid_value_is_rejected_with_its_key(
         Bundle.open(bundle.folder)
 
 
+def test_a_manifest_has_a_line_for_a_value(bundle: Bundle) -> None:
+    assert f'  "name": "{bundle.name}",' in bundle.manifest.to_json().splitlines()
+
+
 @given(length=st.integers(0, 10_000))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_a_manifest_truncated_anywhere_is_rejected(bundle: Bundle, length: int) -> None:
