@@ -135,8 +135,8 @@ class RuntimeOptions(Section):
     adaptive_draft_tokens: bool | None = Field(
         default=None,
         description="choose the draft length of each round, from 0 to num_draft_tokens, from the acceptance rate and "
-        "the measured cost of a round; no text changes; default: on, unless num_draft_tokens is given or the engines "
-        "of a GPU are not batch-invariant",
+        "the measured cost of a round; no text changes; default: on for batch-invariant engines of a GPU, unless "
+        "num_draft_tokens is given",
     )
     lookup: bool | None = Field(
         default=None,

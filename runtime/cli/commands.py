@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tandemrt.runtime.requests.prompt import Prompt
 
 SLOWER = (
-    "[yellow]Speculation does not pay here.[/] Try --num-draft-tokens 2, prompts of your own "
+    "[yellow]Speculation does not pay here.[/] Try --num-draft-tokens 2, --adaptive-draft-tokens, prompts of your own "
     "(--prompts), or another draft (docs/drafts.md)."
 )
 BENCH_PROMPTS = Path(__file__).with_name("bench_prompts.jsonl")

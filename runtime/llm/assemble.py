@@ -156,11 +156,13 @@ def _device(bundle: Bundle, device: str | None) -> torch.device:
 
 
 def _adapts(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> bool:
-    """Whether draft windows adapt: by default those of a model, if texts do not depend on them to the last bit."""
+    """Whether draft windows adapt: by default on a GPU, if texts do not depend on them to the last bit.
+
+    A CPU writes few texts, which would pay for the timing of rounds.
+    """
     if options.adaptive_draft_tokens is not None:
         return options.adaptive_draft_tokens
-    exact_on_host = device_of(device).on_host and bundle.limits.cache == "linear"
-    exact = exact_on_host or bundle.engine("target").batch_invariant
+    exact = not device_of(device).on_host and bundle.engine("target").batch_invariant
     return exact and options.num_draft_tokens is None and bool(bundle.draft.engines)
 
 

@@ -140,7 +140,7 @@ def test_copies_are_longer_than_what_the_model_drafts_where_it_does_not_run(
 ) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logit_bias={70: 4, 71: 4, 72: 4})
     prompts, windows = [SHARED[first : first + 30] for first in range(4)], Counter[tuple[bool, int]]()
-    with LLM(model_bundles["linear"], device="cpu", threads=1, lookup=True) as llm:
+    with LLM(model_bundles["linear"], device="cpu", threads=1, lookup=True, adaptive_draft_tokens=True) as llm:
         autoregressive = llm.generate(prompts, params.model_copy(update={"num_draft_tokens": 0}))
         monkeypatch.setattr(llm.loop.draft_windows, "choose", lambda *_, wanted, **__: min(drafted, wanted))
         verify = llm.loop.target.verify
