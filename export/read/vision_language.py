@@ -15,7 +15,8 @@ class TextPart:
     """``architectures``: model_type of ``text_config`` -> the architecture with the same text model.
 
     ``flat``: the model_type of configs without a ``text_config``, whose fields of the text part are at the top; they
-    belong to the first architecture. ``defaults``: fields that transformers adds to a config without them.
+    belong to the first architecture. ``defaults``: fields that transformers adds to a config without them;
+    ``defaults_of``: the same by model_type of ``text_config``.
     ``gate_up``: how its experts are stored, if not as those of the text architecture; see Experts. ``config_field``:
     the field with the text part's config; if it is not ``text_config``, the checkpoint's own code reads the config.
     """
@@ -23,14 +24,22 @@ class TextPart:
     architectures: Mapping[str, str]
     flat: str | None = None
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     gate_up: GateUp | None = None
     config_field: str = "text_config"
 
 
 _QWEN = {"rope_theta": 1_000_000.0}
 _QWEN3 = {"rope_theta": 500_000.0}
-_LLAVA = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
-_LLAMA_7B = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+_LLAVA = TextPart(
+    {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"},
+    defaults={"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32},
+    defaults_of={
+        "llama": {"intermediate_size": 11008},
+        "mistral": {"intermediate_size": 14336},
+        "qwen2": {"intermediate_size": 22016},
+    },
+)
 _KIMI = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 VISION_LANGUAGE = {
     "Step3p7ForConditionalGeneration": TextPart({"step3p5": "Step3p5ForCausalLM"}),
@@ -45,9 +54,9 @@ VISION_LANGUAGE = {
     "Lfm2VlForConditionalGeneration": TextPart({"lfm2": "Lfm2ForCausalLM", "lfm2_moe": "Lfm2MoeForCausalLM"}),
     "Lfm3VlForConditionalGeneration": TextPart({"lfm3": "Lfm3ForCausalLM"}, defaults={"tie_word_embeddings": True}),
     "LightOnOcrForConditionalGeneration": TextPart({"qwen3": "Qwen3ForCausalLM"}),
-    "LlavaForConditionalGeneration": TextPart(_LLAVA, defaults=_LLAMA_7B),
-    "LlavaNextForConditionalGeneration": TextPart(_LLAVA, defaults=_LLAMA_7B),
-    "LlavaOnevisionForConditionalGeneration": TextPart(_LLAVA, defaults=_LLAMA_7B),
+    "LlavaForConditionalGeneration": _LLAVA,
+    "LlavaNextForConditionalGeneration": _LLAVA,
+    "LlavaOnevisionForConditionalGeneration": _LLAVA,
     "SmolVLMForConditionalGeneration": TextPart({"llama": "LlamaForCausalLM"}),
     "Gemma3ForConditionalGeneration": TextPart({"gemma3_text": "Gemma3ForCausalLM"}),
     "Gemma4ForConditionalGeneration": TextPart({"gemma4_text": "Gemma4ForCausalLM"}),
@@ -125,7 +134,7 @@ def text_config(config: Mapping[str, Any], architecture: str) -> tuple[dict[str,
     Raises BadCheckpoint if the config has no text part that is implemented.
     """
     part = VISION_LANGUAGE[architecture]
-    text = config.get(part.config_field)
+    text, kind = config.get(part.config_field), None
     if text is None and part.flat is not None and config.get("model_type") == part.flat:
         text, text_architecture = {}, next(iter(part.architectures.values()))
     else:
@@ -136,7 +145,7 @@ def text_config(config: Mapping[str, Any], architecture: str) -> tuple[dict[str,
                 f"{', '.join(part.architectures)}, it is {quoted(text)}"
             )
         text_architecture = part.architectures[str(kind)]
-    merged = {**part.defaults, **config, **text}
+    merged = {**part.defaults, **part.defaults_of.get(str(kind), {}), **config, **text}
     if "tie_word_embeddings" in config and part.config_field == "text_config":  # transformers reads the outer one
         merged["tie_word_embeddings"] = config["tie_word_embeddings"]
     if runs_the_same_model(config.get("auto_map", {}), architecture):

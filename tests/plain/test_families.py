@@ -6,12 +6,14 @@ import math
 
 import pytest
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.families import renamed
 from tandemrt.export.read.families.registry import FAMILIES
 from tandemrt.export.read.layer import ClampedSwiglu, Experts, Skip
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.vision_language import VISION_LANGUAGE, text_config
 from tests.plain.published_experts import PUBLISHED as PUBLISHED_EXPERTS
 from tests.plain.published_parallel import PUBLISHED as PUBLISHED_PARALLEL
 from tests.plain.published_renamed import PUBLISHED as PUBLISHED_RENAMED
@@ -694,6 +696,27 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
         ours = [scales.attention, scales.embedding, scales.residual, scales.logits]
         names = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
         assert ours == [getattr(theirs, name) for name in names]
+
+
+MODEL_TYPES = {name: kind for kind, name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items()}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kind"),
+    [
+        (name, kind)
+        for name, part in VISION_LANGUAGE.items()
+        if (part.defaults or part.defaults_of) and name in MODEL_TYPES
+        for kind in part.architectures
+    ],
+)
+def test_absent_fields_of_a_text_part_have_the_defaults_of_transformers(architecture, kind):
+    theirs = AutoConfig.for_model(MODEL_TYPES[architecture], text_config={"model_type": kind}).text_config.to_dict()
+    theirs |= theirs.get("rope_parameters") or {}
+    ours, _ = text_config({"text_config": {"model_type": kind}}, architecture)
+    shared = ours.keys() & theirs.keys()
+    assert shared
+    assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
 
 
 def test_values_by_layer_of_step_3_5_are_read_as_transformers_saves_them():
