@@ -43,7 +43,15 @@ POST_NORM_GROUPED = PRE_NORM_GROUPED | {"fuse_residual_norms": 1}
 UNSUPPORTED: dict[str, int] = {}
 # Families with a dense first layer and a layer of 6 or 8 experts and a shared one.
 ONE_OF_TWO, ONE_OF_TWO_IN_GROUPS = ("ernie4_5_moe", "glm4_moe air", "exaone_moe", "hy_v3"), ("glm4_moe", "dots1")
-LAYER_NORMS = ("starcoder2", "stablelm", "nemotron", "jais2")
+LAYER_NORMS = (
+    *("starcoder2", "stablelm", "nemotron", "jais2", "cohere", "cohere2", "gpt_neox", "gpt_neox sequential", "gptj"),
+    *("falcon", "falcon 40b", "falcon 11b", "phi", "olmo"),
+)
+# Not over a paged cache: learned positions, and norms of queries and keys that subtract the mean.
+LAYER_NORMS_ON_A_CPU = (
+    *("gpt_bigcode", "gpt_bigcode with all heads", "opt", "persimmon", "stablelm 12b"),
+    "cohere with norms of queries and keys",
+)
 GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     **dict.fromkeys(("olmo2", "olmo3", "exaone4", "exaone4 full"), POST_NORM_GROUPED),
     # An expert has its matmuls in a nested graph of its own.
@@ -64,13 +72,21 @@ GROUPED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_GROUPED) | {
     **dict.fromkeys(("deepseek_v3", "glm4_moe_lite"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 38}),
     "deepseek_v2": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 63},
     "deepseek_v2 lite": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 36},
-    "youtu": PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 13},
+    **dict.fromkeys(("youtu", "minicpm3"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 13}),
+    # The sum of experts and the shared one is normed, too.
+    "axk1": PRE_NORM_GROUPED | {"fuse_residual_norms": 5, "fuse_transposed_matmuls": 38},
+    # Attention has a matmul for its gates; AFMoE has three layers, whose shared expert's sum is normed.
+    "afmoe": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 54},
+    **dict.fromkeys(("laguna", "laguna with a gate per value"), PRE_NORM_GROUPED | {"fuse_transposed_matmuls": 30}),
     # Hybrid models have four layers here. Queries with a gate are a matmul of their own.
     "qwen3_5": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 18},
     "qwen3_next": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 81},
     "qwen3_5_moe": {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 98},
     # Norms that subtract the mean stay.
-    **dict.fromkeys(LAYER_NORMS, PRE_NORM_GROUPED | {"fuse_residual_norms": 0}),
+    **dict.fromkeys((*LAYER_NORMS, *LAYER_NORMS_ON_A_CPU), PRE_NORM_GROUPED | {"fuse_residual_norms": 0}),
+    "gpt2": {"fuse_residual_norms": 0, "fuse_transposed_matmuls": 1},  # matrices of layers are stored transposed
+    "cohere2_moe": {"fuse_residual_norms": 0, "fuse_transposed_matmuls": 74},  # four layers, three with experts
+    "cohere2_moe with a sigmoid": {"fuse_residual_norms": 0, "fuse_transposed_matmuls": 47},
     "phimoe": {"fuse_residual_norms": 0, "fuse_transposed_matmuls": 43},
     # Three layers; experts are stored as [inputs, outputs].
     "llama4": {"fuse_residual_norms": 6, "fuse_transposed_matmuls": 15},
@@ -114,7 +130,10 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     "qwen2_moe": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 13},
     **dict.fromkeys((*ONE_OF_TWO, *ONE_OF_TWO_IN_GROUPS), PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10}),
     **dict.fromkeys(("ministral3", "gemma2", "vaultgemma", "hunyuan", "hunyuan_v1_moe"), UNSUPPORTED),
-    "step3p5": UNSUPPORTED,
+    **dict.fromkeys((*LAYER_NORMS_ON_A_CPU, "gpt2", "cohere2_moe with a sigmoid", "laguna", "step3p5"), UNSUPPORTED),
+    "cohere2_moe": PRE_NORM_PAGED | {"fuse_residual_norms": 0, "fuse_lone_norms": 0, "fuse_transposed_matmuls": 20},
+    "afmoe": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_lone_norms": 5, "fuse_transposed_matmuls": 18},
+    "laguna with a gate per value": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 12},
     "flint": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 10},
     "granitemoe_swa": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 11},
     "gpt_oss": PRE_NORM_PAGED | {"fuse_transposed_matmuls": 7},
@@ -127,7 +146,8 @@ PAGED = dict.fromkeys((*CONFIGS, *SLIDING, *FAMILIES), PRE_NORM_PAGED) | {
     ),
     "deepseek_v2": UNSUPPORTED,
     "deepseek_v2 lite": PRE_NORM_PAGED | {"fuse_lone_norms": 3, "fuse_transposed_matmuls": 12},
-    "youtu": PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 13},
+    **dict.fromkeys(("youtu", "minicpm3"), PRE_NORM_PAGED | {"fuse_lone_norms": 5, "fuse_transposed_matmuls": 13}),
+    "axk1": PRE_NORM_PAGED | {"fuse_residual_norms": 5, "fuse_lone_norms": 5, "fuse_transposed_matmuls": 14},
     **dict.fromkeys(("phimoe", "llama4", "mimo_v2_flash"), UNSUPPORTED),
     # Hybrid models have two to four layers here.
     "qwen3_5": PRE_NORM_PAGED | {"fuse_residual_norms": 8, "fuse_transposed_matmuls": 18},
