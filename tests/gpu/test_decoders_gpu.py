@@ -16,8 +16,8 @@ from tools.quality.families.cases import FAMILIES
 CAPACITY = 170  # three blocks, the last one not full
 CALLS = [(50, 37), (50, 50), (7, 7), (1, 1), (5, 5), (40, 40)]  # new tokens of two rows: chunks, windows, one token
 SIZES = {"hidden_size": 128, "head_dim": 32}  # a head size that kernels are made for
-# Families with sizes of their own: rotary embeddings that are written out for a head size.
-_OWN = ("phi4-mini", "qwen3_5", "qwen3_5_moe", "qwen3_next")
+# Families with sizes of their own: rotary embeddings that are written out for a head size, and heads without a field.
+_OWN = ("phi4-mini", "qwen3_5", "qwen3_5_moe", "qwen3_next", "falcon", "falcon 40b", "falcon 11b")
 _LATENT = [case for case, make in FAMILIES.items() if "kv_lora_rank" in make().to_dict()]
 WIDE: dict[str, dict[str, int]] = {case: {} for case in (*_OWN, *_LATENT)}
 WIDE |= dict.fromkeys(("granite 4", "granite 4 dense"), SIZES | {"mamba_n_heads": 16})  # twice hidden_size / 16

@@ -588,7 +588,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         use_parallel_residual=False,
         rope_parameters=_THETA | {"partial_rotary_factor": 0.5},
     ),
-    "gptj": _of("gptj", **_GPT, n_inner=80, rotary_dim=16),
+    "gptj": _of("gptj", **_GPT, n_inner=80, rotary_dim=16, max_position_embeddings=256),
     "falcon": _of("falcon", **_GPT, rope_parameters=_THETA),  # 7B
     "falcon 40b": _of("falcon", **_GPT, **_GROUPED_FALCON),
     "falcon 11b": _of("falcon", **_GPT, **_GROUPED_FALCON, num_ln_in_parallel_attn=1, ffn_hidden_size=80),
