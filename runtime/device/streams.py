@@ -18,15 +18,14 @@ class Streams:
 
     Copies between host and device run on the second stream, concurrently with the work; ``upload`` uses the work
     stream. On a CPU, work is done when its call returns, so ``wait`` returns at once. ``waits`` counts its calls.
-    ``urgent``: the device prefers this work.
     """
 
-    def __init__(self, device: torch.device, *, urgent: bool = True) -> None:
+    def __init__(self, device: torch.device) -> None:
         self.device = device
         self.waits = 0
         self._device = device_of(device)
-        self._stream = self._device.new_stream(urgent=urgent)
-        self._copies = self._device.new_stream(urgent=urgent)
+        self._stream = self._device.new_stream()
+        self._copies = self._device.new_stream()
 
     @contextmanager
     def active(self) -> Iterator[None]:

@@ -39,11 +39,8 @@ class TowerRunner:
 
     @classmethod
     def open(cls, bundle: Bundle, device: torch.device, threads: int | None) -> "TowerRunner":
-        """Open the tower of ``bundle``, with streams of its own: graphs record what runs on those of rounds.
-
-        Work of rounds goes first, because a tower would keep a GPU busy for 10 of them.
-        """
-        streams, dtype = Streams(device, urgent=False), getattr(torch, bundle.contract("target")["image_states"].dtype)
+        """Open the tower of ``bundle``, with streams of its own: graphs record what runs on those of rounds."""
+        streams, dtype = Streams(device), getattr(torch, bundle.contract("target")["image_states"].dtype)
         with streams.active():
             return cls(open_engines(bundle, device, threads, ["vision"])["vision"], streams, dtype)
 

@@ -31,8 +31,8 @@ class CudaDevice(Device):
     def processors(self) -> int:
         return int(torch.cuda.get_device_properties(self.handle).multi_processor_count)
 
-    def new_stream(self, *, urgent: bool = False) -> Any:
-        return torch.cuda.Stream(self.handle, priority=-1 if urgent else 0)  # type: ignore[no-untyped-call]
+    def new_stream(self) -> Any:
+        return torch.cuda.Stream(self.handle)  # type: ignore[no-untyped-call]
 
     def current_stream(self) -> int:
         return int(torch.cuda.current_stream(self.handle).cuda_stream)

@@ -48,8 +48,8 @@ class Device:
 
     # Streams and events: None on the host.
 
-    def new_stream(self, *, urgent: bool = False) -> Any:  # noqa: ARG002
-        """Return a stream of work. The device prefers work that is ``urgent``."""
+    def new_stream(self) -> Any:
+        """Return a stream of work."""
         return None
 
     def current_stream(self) -> int:
