@@ -169,7 +169,7 @@ def _read(
 ) -> Rope:
     fields = Fields(parameters, f"{config.where}, rope_parameters")
     stated = fields.get("rope_type", fields.get("type", "default"))
-    kind = "yarn" if stated in _YARN else stated
+    kind = "yarn" if isinstance(stated, str) and stated in _YARN else stated
     fields.skip("type")
     # A proportional rule has frequencies for the complete head, of which the last ones are 0.
     rotated = head_dim if kind == "proportional" else _rotated(config, fields, head_dim, rules)

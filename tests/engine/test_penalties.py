@@ -61,7 +61,7 @@ def test_overlap_changes_no_token(tiny_bundle: Path, autoregressive: list[Any], 
 def test_ngram_drafts_change_no_token(ngram_bundle: Path, autoregressive: list[Any]) -> None:
     looked_up = outputs(ngram_bundle, requests=REQUESTS)
     assert [output_of(output) for output in looked_up] == autoregressive
-    assert sum(output.speculation.num_draft_tokens for output in looked_up[:10]) > 20
+    assert sum(output.speculation.num_draft_tokens for output in looked_up[:10]) > 10
 
 
 def test_other_requests_and_slots_change_no_token(tiny_bundle: Path, autoregressive: list[Any]) -> None:
