@@ -12,6 +12,11 @@ _IGNORE = (
 )
 
 
+def is_number(value: Any) -> bool:
+    """Return whether ``value`` is a finite number: no boolean, and no integer that a float cannot hold."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
 class Fields:
     """A reader of the JSON object ``data``; ``finish`` rejects, by name, every field that was not read.
 
@@ -39,7 +44,7 @@ class Fields:
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self.get(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= sys.float_info.max:
+        if not is_number(value) or value <= 0:
             raise self._bad(name, "a number above 0")
         return float(value)
 

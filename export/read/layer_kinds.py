@@ -226,7 +226,7 @@ def layer_types(fields: Fields, layers: int) -> list[bool] | None:
 def without_mtp(fields: Fields, listed: Any, layers: int) -> Any:
     """Return a list with an entry per layer without the entries of MTP layers, which may follow (Step 3.5)."""
     further = fields.get("num_nextn_predict_layers", 0)
-    return listed[:layers] if isinstance(listed, list) and len(listed) == layers + further else listed
+    return listed[:layers] if isinstance(listed, list) and len(listed) - layers == further else listed
 
 
 def _window_of(fields: Fields, sliding: Sequence[bool]) -> int | None:

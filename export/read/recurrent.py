@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Literal
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
-from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.fields import Fields, is_number
 from tandemrt.export.read.layer_kinds import hybrid_layers, lfm3_layers, named_layers
 from tandemrt.export.read.recurrent_layers import DeltaNet, KimiDelta, Mamba2, ShortConvolution
 
@@ -183,7 +183,7 @@ def nemotron_layers(fields: Fields) -> tuple[tuple[str, str | None], ...]:
     """
     blocks = fields.get("layers_block_type", fields.get("hybrid_override_pattern"))
     fields.skip("hybrid_override_pattern")
-    kinds = [_NEMOTRON_BLOCKS.get(each) for each in blocks] if isinstance(blocks, list | str) else [None]
+    kinds = [_NEMOTRON_BLOCKS.get(str(each)) for each in blocks] if isinstance(blocks, list | str) else [None]
     layers: list[tuple[str, str | None]] = []
     for kind in kinds:
         if kind in ("mamba", "attention"):
@@ -214,7 +214,7 @@ def nemotron_mlps(fields: Fields) -> tuple[bool, ...]:
 def numbers(fields: Fields, name: str, count: int) -> tuple[float, ...]:
     """Return a field of ``count`` numbers, which are 1 if it is absent."""
     values = fields.get(name, [1.0] * count)
-    if not isinstance(values, list) or len(values) != count or not all(type(x) in (int, float) for x in values):
+    if not isinstance(values, list) or len(values) != count or not all(map(is_number, values)):
         raise BadCheckpoint(f"config.json: {name} should be {count} numbers, it is {quoted(values)}")
     return tuple(map(float, values))
 

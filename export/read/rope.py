@@ -188,7 +188,7 @@ def _read(
         case "default" | "mrope":
             frequencies = kept
         case "proportional":
-            pairs = int(fields.number("partial_rotary_factor", 1.0) * head_dim // 2)
+            pairs = int(_share(fields) * head_dim // 2)
             frequencies = torch.cat([kept[:pairs], torch.zeros(head_dim // 2 - pairs)])
             frequencies /= fields.number("factor", 1.0)
         case "linear":
@@ -231,6 +231,14 @@ def _sections(value: Any) -> tuple[int, ...]:
     """Return three sections; () for any other value, because positions of text do not depend on sections."""
     three = isinstance(value, list) and len(value) == 3 and all(type(pairs) is int and pairs >= 0 for pairs in value)
     return tuple(value) if three else ()
+
+
+def _share(fields: Fields) -> float:
+    """Return the part of a head that has frequencies above 0."""
+    share = fields.number("partial_rotary_factor", 1.0)
+    if share > 1:
+        raise BadCheckpoint(f"{fields.where}: partial_rotary_factor should be at most 1, it is {quoted(share)}")
+    return share
 
 
 def _rotated(config: Fields, fields: Fields, head_dim: int, rules: RopeRules) -> int:

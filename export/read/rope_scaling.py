@@ -5,7 +5,7 @@ import math
 import torch
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
-from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.fields import Fields, is_number
 
 
 def llama3(fields: Fields, kept: torch.Tensor, max_length: int) -> torch.Tensor:
@@ -66,7 +66,7 @@ def longrope(
     )
     lists = [fields.get(name) for name in ("short_factor", "long_factor")]
     for name, factors in zip(("short_factor", "long_factor"), lists, strict=True):
-        numbers = isinstance(factors, list) and all(isinstance(x, int | float) and x > 0 for x in factors)
+        numbers = isinstance(factors, list) and all(is_number(x) and x > 0 for x in factors)
         if not numbers or len(factors) != len(waves):
             rule = f"{name} should be {len(waves)} numbers above 0, one for each rotated pair"
             raise BadCheckpoint(f"{fields.where}: {rule}, it is {quoted(factors)}")

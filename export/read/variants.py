@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
-from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.fields import Fields, is_number
 from tandemrt.export.read.layer import UNIFORM, ClampedSwiglu, Heads, LayerInputs, OutputGate, Scales, Skip, Variants
 from tandemrt.export.read.layer_kinds import Windows, without_mtp
 
@@ -127,9 +127,7 @@ def solar_skips(fields: Fields, layers: int) -> tuple[Skip, ...]:
     """Solar: the streams before the layers bskcn_1 and bskcn_2 are mixed into those before bskcn_3 and bskcn_4."""
     lists = [fields.get(f"bskcn_{at}", []) for at in range(1, 5)]
     weights = fields.get("bskcn_tv", [1.0, 1.0])
-    numbers = (
-        isinstance(weights, list) and len(weights) == 2 and all(type(weight) in (int, float) for weight in weights)
-    )
+    numbers = isinstance(weights, list) and len(weights) == 2 and all(map(is_number, weights))
     if not numbers or not all(isinstance(listed, list) and all(type(at) is int for at in listed) for listed in lists):
         raise BadCheckpoint(
             f"config.json: bskcn_1 to bskcn_4 should list layers, and bskcn_tv hold two numbers, they are "
@@ -167,7 +165,7 @@ def _clamps(fields: Fields, name: str, layers: int) -> tuple[ClampedSwiglu | Non
     if (
         not isinstance(limits, list)
         or len(limits) != layers
-        or not all(each is None or (type(each) in (int, float) and each >= 0) for each in limits)
+        or not all(each is None or (is_number(each) and each >= 0) for each in limits)
     ):
         raise BadCheckpoint(
             f"config.json: {name} should hold a number of at least 0, or null, for each of {layers} layers, it is "

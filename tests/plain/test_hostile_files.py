@@ -5,6 +5,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,10 @@ from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRecipe, TandemError
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.read.spec import ModelSpec
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.plain.test_bundle import write_bundle
+from tests.plain.test_families import PUBLISHED
 
 MISSING = object()
 VALUES = (MISSING, None, True, -1, 0, 2**63, 10**400, 0.5, "x", "", [], [1], ["x"], {}, {"x": 1}, [[]], "\x00")
@@ -77,6 +80,15 @@ def read_all(recipe: Path) -> None:
     model.vocabulary.delimiters(asked.reasoning, stops)
     tokenizer, _ = open_tokenizer(model.checkpoint.folder, model.spec.vocab)
     assert tokenizer.decode(tokenizer.encode("the text")) == "the text"
+
+
+def test_any_value_anywhere_in_a_published_config_is_read_or_rejected() -> None:
+    for config, _ in PUBLISHED.values():
+        written = json.loads(config)
+        for path in places(written):
+            for value in ("x", 2**63, 10**400, [[]], {"x": 1}):
+                with suppress(TandemError):
+                    ModelSpec.from_hf(changed(written, path, value))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
-from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.fields import Fields, is_number
 
 TEXT_ONLY = "leave target.images out, and the bundle reads text only"
 _RESAMPLE: Mapping[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # as Pillow counts
@@ -46,7 +46,7 @@ def resample(fields: Fields, default: int) -> Literal["bicubic", "bilinear"]:
 def colour(fields: Fields, name: str) -> tuple[float, float, float]:
     """Return a mean or standard deviation of colours."""
     values = fields.get(name)
-    if not isinstance(values, list) or len(values) != 3 or not all(type(value) in (int, float) for value in values):
+    if not isinstance(values, list) or len(values) != 3 or not all(map(is_number, values)):
         raise BadCheckpoint(f"{fields.where}: {name} should be three numbers, it is {quoted(values)}")
     red, green, blue = map(float, values)
     return red, green, blue
