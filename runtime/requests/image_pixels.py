@@ -30,14 +30,14 @@ def resized(width: int, height: int, entry: VisionEntry) -> tuple[int, int]:
             "pixels; cut it"
         )
     factor, most = entry.factor, entry.max_pixels
-    fitting = math.sqrt(most / (width * height))  # times its sides, the image has the most pixels
     if entry.resize == "square":
         squares = [entry.side // factor] * 2
     elif entry.resize == "edge":
         shrink = max(1.0, long / entry.side)
         squares = [math.ceil(max(1, math.floor(side / shrink)) / factor) for side in (width, height)]
     elif entry.resize == "fill":
-        squares = [math.floor(fitting * side / factor) for side in (width, height)]
+        grow = math.sqrt(most / (width * height))
+        squares = [math.floor(grow * side / factor) for side in (width, height)]
         if 0 in squares:
             squares = [min(long // short, most // factor**2) if count else 1 for count in squares]
     else:
