@@ -253,11 +253,10 @@ def ernie_experts(fields: Fields, layers: int) -> Experts:
     experts = _experts(
         count, chosen, width, True, tuple(first <= i <= last and (i + 1) % step == 0 for i in range(layers))
     )
-    shared = fields.get("moe_num_shared_experts", 2)
     return replace(
         experts,
         router=Router(correction=True, least_sum=fields.number_or_absent("moe_norm_min", 1e-12)),
-        shared=SharedExpert(width * fields.integer("moe_num_shared_experts", 2)) if shared else None,
+        shared=_shared(fields, "moe_num_shared_experts", 2, width),
     )
 
 
@@ -297,12 +296,7 @@ def deepseek_experts(
             fields.flag("norm_topk_prob", True),
             _sparse_layers(fields, layers),
         )
-        common = fields.get(shared, 1)
-        return replace(
-            experts,
-            router=router,
-            shared=SharedExpert(width * fields.integer(shared, 1), stored) if common else None,
-        )
+        return replace(experts, router=router, shared=_shared(fields, shared, 1, width, name=stored))
 
     return read
 
@@ -316,13 +310,13 @@ def cohere2_experts(fields: Fields, layers: int) -> Experts:
     """Command A with experts: a softmax or a sigmoid of the chosen experts' logits, shared ones averaged or added."""
     fields.only("expert_selection_fn", "softmax", "sigmoid")
     fields.only("shared_expert_combination_strategy", "average", "sum")
-    width, common = fields.integer("intermediate_size"), fields.get("num_shared_experts", 0)
+    width = fields.integer("intermediate_size")
     sigmoid = fields.get("expert_selection_fn") == "sigmoid"
     normalized = fields.flag("norm_topk_prob", True) or not sigmoid
     count, chosen = fields.integer("num_experts", 8), fields.integer("num_experts_per_tok", 2)
     experts = _experts(count, chosen, width, normalized, _sparse_layers(fields, layers))
     averaged = fields.get("shared_expert_combination_strategy", "average") == "average"
-    shared = SharedExpert(width * fields.integer("num_shared_experts"), averaged=averaged) if common else None
+    shared = _shared(fields, "num_shared_experts", 0, width, averaged=averaged)
     return replace(experts, router=Router("sigmoid") if sigmoid else Router(), shared=shared)
 
 
@@ -356,8 +350,7 @@ def deepseek_v1_experts(fields: Fields, layers: int) -> Experts:
     width, normalized = fields.integer("moe_intermediate_size", 1407), fields.flag("norm_topk_prob", False)
     number, chosen = fields.integer("n_routed_experts"), fields.integer("num_experts_per_tok")
     experts = _experts(number, chosen, width, normalized, _sparse_layers(fields, layers))
-    common = fields.get("n_shared_experts")
-    return replace(experts, shared=SharedExpert(width * fields.integer("n_shared_experts")) if common else None)
+    return replace(experts, shared=_shared(fields, "n_shared_experts", 0, width))
 
 
 def deepseek_v2_experts(fields: Fields, layers: int) -> Experts:
@@ -383,6 +376,11 @@ def mistral4_experts(fields: Fields, layers: int) -> Experts:
     normalized = fields.flag("norm_topk_prob", True)
     experts = _experts(number, fields.integer("num_experts_per_tok"), width, normalized, _sparse_layers(fields, layers))
     return replace(experts, router=router, shared=SharedExpert(width * fields.integer("n_shared_experts", 1)))
+
+
+def _shared(fields: Fields, number: str, default: int, width: int, **how: Any) -> SharedExpert | None:
+    """Return the experts that every token runs as one MLP; ``number``: the field with their number, 0 for none."""
+    return SharedExpert(width * fields.integer(number, default), **how) if fields.get(number, default) else None
 
 
 def _experts(count: int, chosen: int, intermediate: int, normalized: bool, layers: tuple[bool, ...]) -> Experts:

@@ -17,6 +17,7 @@ from tandemrt.export.read.rope import RopeRules
 from tandemrt.export.read.variants import uniform_layers
 
 PRE_NORMS, PLAIN_ROPE = NormNames(), RopeRules()
+ONE_NORM = NormNames("input_layernorm", None, None, None, parallel=True)  # for attention and MLP
 SILU: Mapping[str, Activation] = {"silu": "silu", "swish": "silu"}
 
 
@@ -108,6 +109,12 @@ def key_value_heads(fields: Fields, heads: int) -> int:
     return fields.integer("num_key_value_heads", heads)
 
 
+def one_head_if_multi_query(fields: Fields, heads: int) -> int:
+    """Return the number of heads of keys and values: 1 with ``multi_query``."""
+    fields.skip("num_key_value_heads")
+    return 1 if fields.flag("multi_query", True) else heads
+
+
 def hidden_layers(fields: Fields) -> int:
     return fields.integer("num_hidden_layers", most=10_000)
 
@@ -115,7 +122,7 @@ def hidden_layers(fields: Fields) -> int:
 def one_norm_if_parallel(fields: Fields) -> NormNames:
     """StableLM: with ``use_parallel_residual`` attention and MLP read the same input."""
     parallel = fields.flag("use_parallel_residual", False)
-    return NormNames("input_layernorm", None, None, None, parallel=True) if parallel else PRE_NORMS
+    return ONE_NORM if parallel else PRE_NORMS
 
 
 def no_skips(fields: Fields, layers: int) -> tuple[Skip, ...]:  # noqa: ARG001

@@ -13,6 +13,12 @@ ROUTER = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise")
 DEEPSEEK = (*ROUTER, "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "num_mtp_layers")
 GELU: Mapping[str, Activation] = {"gelu": "gelu"}
 GELU_TANH: Mapping[str, Activation] = dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh")
+# The config fields of Ling 2.0, by DeepSeek's names.
+LING_FIELDS = {
+    "num_experts": "n_routed_experts",
+    "num_shared_experts": "n_shared_experts",
+    "score_function": "scoring_func",
+}
 # The config fields of GPT-2, which later families of its time have, too.
 GPT_FIELDS = {
     "n_embd": "hidden_size",

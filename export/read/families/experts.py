@@ -10,6 +10,7 @@ from tandemrt.export.read.families.common import (
     DEEPSEEK,
     HUNYUAN_UNUSED,
     HUNYUAN_VALUES,
+    LING_FIELDS,
     NORMS_AFTER,
     NORMS_AROUND_MLP,
     ROUTER,
@@ -48,11 +49,7 @@ _LAGUNA_ROPE = {
 }
 _LING: dict[str, Any] = {
     "tensor_names": tensor_names.BAILING,
-    "field_names": {
-        "num_experts": "n_routed_experts",
-        "num_shared_experts": "n_shared_experts",
-        "score_function": "scoring_func",
-    },
+    "field_names": LING_FIELDS,
     "qk_norm": QKNorm("query_layernorm", "key_layernorm"),
     "qk_norm_flag": "use_qk_norm",
     "rope": RopeRules(default={"rope_theta": 600_000.0}, partial=1.0),

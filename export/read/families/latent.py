@@ -6,7 +6,7 @@ from typing import Any
 from tandemrt.export.read import experts
 from tandemrt.export.read import family as of
 from tandemrt.export.read.chunks import chosen_keys
-from tandemrt.export.read.families.common import DEEPSEEK, NORMS_AROUND_MLP
+from tandemrt.export.read.families.common import DEEPSEEK, LING_FIELDS, NORMS_AROUND_MLP
 from tandemrt.export.read.family import Family
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.latent import latent, latent_scales, minicpm3_latent
@@ -122,11 +122,7 @@ ROWS = (
         "sarvam_mla",
         ("SarvamMLAForCausalLM",),
         defaults={"first_k_dense_replace": 1, "routed_scaling_factor": 2.5},
-        field_names={
-            "num_experts": "n_routed_experts",
-            "num_shared_experts": "n_shared_experts",
-            "score_function": "scoring_func",
-        },
+        field_names=LING_FIELDS,
         rope=RopeRules(interleaved=True),
         no_effect_values={"moe_router_enable_expert_bias": (True,), "router_dtype": ("fp32",)},
         unused_fields=(*DEEPSEEK, "moe_shared_expert_intermediate_size"),

@@ -10,12 +10,6 @@ from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.layer_kinds import no_rotary
 
 
-def _one_or_all(fields: Fields, heads: int) -> int:
-    """Return the number of heads of keys and values: 1 with ``multi_query``."""
-    fields.skip("num_key_value_heads")
-    return 1 if fields.flag("multi_query", True) else heads
-
-
 def _all_heads(fields: Fields, heads: int) -> int:
     fields.skip("num_key_value_heads")
     return heads
@@ -37,20 +31,23 @@ _LEARNED: dict[str, Any] = {
     "activation_field": "activation_function",
     "gated": False,
 }
+_GPT2: dict[str, Any] = {
+    **_LEARNED,
+    "tensor_names": tensor_names.GPT_BIGCODE,
+    "field_names": GPT_FIELDS,
+    "defaults": {"tie_word_embeddings": True},
+    "intermediate": of.four_times,
+    "norm_eps_field": "layer_norm_epsilon",
+    "biases": of.always_biased,
+    "position_offset": 0,
+}
 
 ROWS = (
     Family(
         "gpt2",
         ("GPT2LMHeadModel",),
-        tensor_names=tensor_names.GPT_BIGCODE,
         transposed=True,
-        field_names=GPT_FIELDS,
-        defaults={"tie_word_embeddings": True},
         kv_heads=_all_heads,
-        intermediate=of.four_times,
-        norm_eps_field="layer_norm_epsilon",
-        biases=of.always_biased,
-        position_offset=0,
         activations={**GELU_TANH, **GELU, "relu": "relu"},
         no_effect_values={
             "reorder_and_upcast_attn": (False,),
@@ -58,20 +55,13 @@ ROWS = (
             "scale_attn_weights": (True,),
         },
         unused_fields=GPT_UNUSED,
-        **_LEARNED,
+        **_GPT2,
     ),
     Family(
         "gpt_bigcode",
         ("GPTBigCodeForCausalLM",),
-        tensor_names=tensor_names.GPT_BIGCODE,
-        field_names=GPT_FIELDS,
-        defaults={"tie_word_embeddings": True},
-        kv_heads=_one_or_all,
-        intermediate=of.four_times,
-        norm_eps_field="layer_norm_epsilon",
-        biases=of.always_biased,
+        kv_heads=of.one_head_if_multi_query,
         stored_by_head=("q", "k", "v"),
-        position_offset=0,
         activations={**GELU_TANH, **GELU},
         no_effect_values={
             "attention_softmax_in_fp32": (True, False),  # it is always in float32
@@ -83,7 +73,7 @@ ROWS = (
             *("inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length", "pre_allocate_kv_cache"),
             "validate_runner_input",
         ),
-        **_LEARNED,
+        **_GPT2,
     ),
     Family(
         "opt",

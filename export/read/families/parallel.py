@@ -17,8 +17,6 @@ from tandemrt.export.read.layer_kinds import (
 )
 from tandemrt.export.read.rope import RopeRules
 
-_ONE_NORM = NormNames("input_layernorm", None, None, None, parallel=True)
-
 
 def _cohere_scales(fields: Fields, head_dim: int, hidden: int) -> Scales:  # noqa: ARG001
     return Scales(attention=head_dim**-0.5, logits=1 / fields.number("logit_scale", 0.0625))
@@ -39,7 +37,7 @@ def _falcon_norms(fields: Fields) -> NormNames:
     fields.skip("multi_query", "parallel_attn")
     if new and fields.integer("num_ln_in_parallel_attn", 2) == 2:
         return NormNames("ln_attn", None, "ln_mlp", None, parallel=True)
-    return _ONE_NORM if new or fields.flag("parallel_attn", True) else NormNames()
+    return of.ONE_NORM if new or fields.flag("parallel_attn", True) else NormNames()
 
 
 def _neox_biases(fields: Fields) -> Biases:
@@ -62,13 +60,12 @@ def _phi_biases(fields: Fields) -> Biases:  # noqa: ARG001
 def _falcon_heads(fields: Fields, heads: int) -> int:
     """Return the number of heads of keys and values: 1 for multi-query attention, if it is not in groups."""
     if fields.flag("new_decoder_architecture", False):
-        return fields.integer("num_key_value_heads", heads)
-    fields.skip("num_key_value_heads")
-    return 1 if fields.flag("multi_query", True) else heads
+        return of.key_value_heads(fields, heads)
+    return of.one_head_if_multi_query(fields, heads)
 
 
 _COHERE: dict[str, Any] = {
-    "norms": _ONE_NORM,
+    "norms": of.ONE_NORM,
     "layer_norm": True,
     "norm_biases": False,
     "norm_eps_field": "layer_norm_eps",
@@ -140,7 +137,7 @@ ROWS = (
         tensor_names=tensor_names.GPTJ,
         field_names=GPT_FIELDS,
         intermediate=of.four_times,
-        norms=_ONE_NORM,
+        norms=of.ONE_NORM,
         layer_norm=True,
         norm_eps_field="layer_norm_epsilon",
         biases=_gptj_biases,
@@ -181,7 +178,7 @@ ROWS = (
         "phi",
         ("PhiForCausalLM",),
         tensor_names=tensor_names.PHI,
-        norms=_ONE_NORM,
+        norms=of.ONE_NORM,
         layer_norm=True,
         norm_eps_field="layer_norm_eps",
         biases=_phi_biases,
