@@ -36,11 +36,16 @@ def tiny_checkpoint(
     head_dim: int = 16,
     max_length: int = 256,
     seed: int = 0,
+    experts: int = 0,
 ) -> Path:
-    """Write a random Qwen3 model in float32 with the tokenizer of ``tiny_tokenizer``. Return the folder."""
-    from transformers import Qwen3Config
+    """Write a random Qwen3 model in float32 with the tokenizer of ``tiny_tokenizer``. Return the folder.
 
-    config = Qwen3Config(
+    ``experts``: the number of experts in each layer, of which a token runs two; 0: a dense model.
+    """
+    from transformers import Qwen3Config, Qwen3MoeConfig
+
+    more = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": hidden, "norm_topk_prob": True}
+    config = (Qwen3MoeConfig if experts else Qwen3Config)(
         vocab_size=vocab,
         hidden_size=hidden,
         intermediate_size=2 * hidden,
@@ -53,6 +58,7 @@ def tiny_checkpoint(
         bos_token_id=None,
         eos_token_id=263,
         pad_token_id=262,
+        **(more if experts else {}),
     )
     return _random_model(config, folder, seed)
 

@@ -22,7 +22,7 @@ from tandemrt.plugins.operators.float8 import FLOAT8
 from tandemrt.plugins.operators.int4_layout import in_tiles, padded_inner, scales_of_output, unpacked
 
 GROUPS = {"mxfp4": MXFP4_GROUP, "nvfp4": NVFP4_GROUP}
-_INTEGERS = (128 + 2 * VALUES).astype(np.uint8)  # 128 is the zero point of 8-bit groups
+DOUBLED = (128 + 2 * VALUES).astype(np.uint8)  # twice the floats; 128 is the zero point of 8-bit groups
 _LARGEST_POWER = np.float32(2**8)  # of 2 in float8_e4m3fn
 
 
@@ -43,7 +43,7 @@ class Float4Matrix:
         """The matrix in groups of 8-bit integers."""
         _, groups, size = self.codes.shape
         scales = self.scales * self.factors * np.float32(0.5)  # values are doubled
-        return QuantizedMatrix(LowBitFormat(8, size), groups * size, _INTEGERS[self.codes], scales)
+        return QuantizedMatrix(LowBitFormat(8, size), groups * size, DOUBLED[self.codes], scales)
 
     @property
     def stored_scales(self) -> npt.NDArray:

@@ -6,7 +6,7 @@ from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
-from tandemrt.export.read.layer import ClampedSwiglu, ExpertNorms, Experts, Router, SharedExpert
+from tandemrt.export.read.layer import ClampedSwiglu, ExpertNorms, Experts, GateUp, Router, SharedExpert
 from tandemrt.export.read.recurrent import nemotron_layers
 
 _LEAST = 1e-20  # of the sum of chosen sigmoids
@@ -153,7 +153,10 @@ def step_experts(fields: Fields, layers: int) -> Experts:
 
 
 def gpt_oss_experts(fields: Fields, layers: int) -> Experts:
-    """gpt-oss: experts in every layer, with biases, interleaved gate and up, and a clamped SwiGLU."""
+    """gpt-oss: experts in every layer, with biases, interleaved gate and up, and a clamped SwiGLU.
+
+    GGUF files separate gate and up, which export/quantize/gguf/families.py states.
+    """
     chosen = fields.integer("num_experts_per_tok", 4)
     fields.only("experts_per_token", chosen)  # an alias of num_experts_per_tok
     experts = _experts(
@@ -162,7 +165,8 @@ def gpt_oss_experts(fields: Fields, layers: int) -> Experts:
     clamped = ClampedSwiglu(
         fields.number_or_absent("swiglu_alpha", 1.702), fields.number_or_absent("swiglu_limit", 7.0)
     )
-    return replace(experts, biased=True, gate_up="interleaved", clamped=clamped)
+    gate_up: GateUp = "interleaved" if fields.flag("interleaved_gate_up", True) else "separate"
+    return replace(experts, biased=True, gate_up=gate_up, clamped=clamped)
 
 
 def hunyuan_experts(fields: Fields, layers: int) -> Experts:

@@ -9,7 +9,9 @@ from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.layer import Experts
 from tandemrt.export.read.spec import ModelSpec
 
-_STACKED = re.compile(r"(.+\.mlp\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias|_blocks|_scales|)")
+_STACKED = re.compile(
+    r"(.+\.mlp\.experts)\.(gate_up_proj|gate_proj|up_proj|down_proj)(_bias|_blocks|_scales|\.weight|\.bias|)"
+)
 
 
 def parts_of(
@@ -98,7 +100,7 @@ def _each_expert(
             f"{tensor.file}: tensor {quoted(tensor.name)} should hold {count} experts by config.json, its shape is "
             f"{quoted(list(tensor.shape))}"
         )
-    kind, nbytes = name[3].removeprefix("_") or "weight", tensor.nbytes // count
+    kind, nbytes = name[3].strip("_.") or "weight", tensor.nbytes // count
     for expert in range(count):
         new, begin = f"{name[1]}.{expert}.{name[2]}.{kind}", tensor.offset + expert * nbytes
         part = replace(tensor, name=new, shape=tensor.shape[1:], offset=begin, nbytes=nbytes)

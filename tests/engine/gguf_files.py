@@ -4,7 +4,8 @@ That package cannot quantize to types K and IQ4: their matrices get random value
 """
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,18 @@ ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen2moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3": gguf.MODEL_ARCH.GEMMA3,
 }
+_PERMUTED = ("llama", "granite", "granitemoe")  # queries and keys are in the order of interleaved pairs
+_EXPERT = re.compile(r"(.+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+_OF_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def write_gguf(
@@ -76,36 +85,69 @@ def _add_tensors(
     heads: int,
     kv_heads: int,
 ) -> dict[str, np.ndarray]:
-    tensors = {key: tensor.float().numpy() for key, tensor in load_file(checkpoint / "model.safetensors").items()}
-    layers = 1 + max(int(key.split(".")[2]) for key in tensors if ".layers." in key)
+    values = {key: tensor.float().numpy() for key, tensor in load_file(checkpoint / "model.safetensors").items()}
+    layers = 1 + max(int(key.split(".")[2]) for key in values if ".layers." in key)
     names = gguf.get_tensor_name_map(ARCHITECTURES[name], layers)
-    values = dict(tensors)
-    for layer in range(layers):  # experts are stored as one tensor
-        for part in ("gate_proj", "up_proj", "down_proj"):
-            each = [key for key in tensors if f".layers.{layer}.mlp.experts." in key and part in key]
-            each.sort(key=lambda key: int(key.split(".")[5]))
-            if each:
-                stacked = np.stack([tensors.pop(key) for key in each])
-                tensors[f"model.layers.{layer}.mlp.experts.{part}.weight"] = stacked
-    for key, array in tensors.items():
+    counts = {"q_proj": heads, "k_proj": kv_heads} if name in _PERMUTED else {}
+    for key, parts in _stored(values, counts):
         quantized = gguf.GGMLQuantizationType[kinds.get(key, kind)]
         stored_name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert stored_name is not None, key
-        stored = array + 1 if name.startswith("gemma") and key.endswith("norm.weight") else array
-        if name == "llama" and ("q_proj" in key or "k_proj" in key):
-            count = heads if "q_proj" in key else kv_heads
-            shape = stored.shape
-            stored = stored.reshape(count, 2, shape[0] // count // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-        if quantized != gguf.GGMLQuantizationType.F32 and array.ndim == 2 and (".layers." in key or key in kinds):
-            data = quantized_rows(stored, quantized)
-            writer.add_tensor(stored_name, data, raw_dtype=quantized)
-            back = gguf.quants.dequantize(data, quantized)
-            if name == "llama" and ("q_proj" in key or "k_proj" in key):
-                back = back.reshape(count, shape[0] // count // 2, 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-            values[key] = back
+        if stored_name.endswith("attn_sinks"):
+            stored_name += ".weight"
+        stored = np.stack(parts) if ".mlp.experts." in key else parts[0]
+        stored = stored.reshape(-1, stored.shape[-1]) if ".experts." not in key and stored.ndim > 2 else stored
+        if quantized != gguf.GGMLQuantizationType.F32 and stored.ndim > 1 and _is_quantized(key, kinds):
+            data = quantized_rows(stored.reshape(-1, stored.shape[-1]), quantized)
+            back = gguf.quants.dequantize(data, quantized).reshape(len(parts), *parts[0].shape)
+            for part, dequantized in zip(parts, back, strict=True):
+                part[...] = dequantized
+            writer.add_tensor(stored_name, data.reshape(*stored.shape[:-1], -1), raw_dtype=quantized)
         else:
-            writer.add_tensor(stored_name, np.ascontiguousarray(stored, np.float32))
+            offset = 1 if name.startswith("gemma") and key.endswith("norm.weight") else 0
+            writer.add_tensor(stored_name, np.ascontiguousarray(stored + np.float32(offset)))
     return values
+
+
+def _is_quantized(key: str, kinds: Mapping[str, str]) -> bool:
+    router = key.endswith((".mlp.gate.weight", ".shared_expert_gate.weight", ".router.weight", ".layer.weight"))
+    biases = key.endswith(".bias")
+    return (".layers." in key and not router and not biases) or key in kinds
+
+
+def _stored(tensors: dict[str, np.ndarray], counts: Mapping[str, int]) -> Iterator[tuple[str, Sequence[np.ndarray]]]:
+    """Yield the name that the converter knows, and views of the checkpoint's values: one per expert in stacks.
+
+    ``counts``: the number of heads by the last names of modules whose rows the file has in another order.
+    """
+    stacks: dict[str, list[np.ndarray]] = {}
+    for key, array in sorted(tensors.items(), key=lambda item: [int(each) for each in re.findall(r"\d+", item[0])]):
+        module, _, kind = key.rpartition(".")
+        if (expert := _EXPERT.fullmatch(key)) is not None:
+            part = _OF_MIXTRAL.get(expert[3], expert[3])
+            stacks.setdefault(f"{expert[1]}.mlp.experts.{part}.weight", []).append(array)
+        elif kind in ("gate_up_proj", "gate_up_proj_bias"):  # gpt-oss: outputs are last, and alternate
+            suffix = "weight" if array.ndim > 2 else "bias"
+            for at, part in enumerate(("gate_proj", "up_proj")):
+                yield f"{module}.{part}.{suffix}", [each[..., at::2].T for each in array]
+        elif kind in ("down_proj", "down_proj_bias"):
+            yield f"{module}.down_proj.{'weight' if array.ndim > 2 else 'bias'}", [each.T for each in array]
+        elif module.endswith(".block_sparse_moe.input_linear"):
+            stem, half = module.replace("block_sparse_moe.input_linear", "mlp.experts"), array.shape[1] // 2
+            yield f"{stem}.gate_proj.weight", list(array[:, :half])
+            yield f"{stem}.up_proj.weight", list(array[:, half:])
+        elif module.endswith(".block_sparse_moe.output_linear"):
+            yield f"{module.replace('block_sparse_moe.output_linear', 'mlp.experts')}.down_proj.weight", list(array)
+        elif module.endswith(".shared_mlp.input_linear"):
+            stem, half = module.replace("shared_mlp.input_linear", "mlp.shared_mlp"), len(array) // 2
+            yield f"{stem}.gate_proj.weight", [array[:half]]
+            yield f"{stem}.up_proj.weight", [array[half:]]
+        elif kind == "weight" and (count := counts.get(module.rpartition(".")[2])) is not None:
+            by_head = array.reshape(count, 2, len(array) // count // 2, *array.shape[1:]).swapaxes(1, 2)
+            yield key, [by_head]
+        else:
+            yield key, [array]
+    yield from stacks.items()
 
 
 # Type -> places of its float16 scales in a block, and the largest value of what each multiplies.

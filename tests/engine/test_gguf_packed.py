@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from safetensors.numpy import save_file
 
 from tandemrt.engines.contract.contract import Binding
 from tandemrt.engines.validation.errors import BadCheckpoint
@@ -22,8 +24,19 @@ from tandemrt.export.read.quantization.gguf import GGUF_TYPES
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
 from tests.engine.gguf_files import converted, write_gguf
+from tests.engine.test_gguf import CASES
 
 SIZES = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+# Every token runs all experts, because rounded inputs would choose others near ties.
+SIZES_OF: dict[str, dict[str, Any]] = {
+    "qwen3_moe": {"moe_intermediate_size": 256, "num_experts_per_tok": 6},
+    "gpt_oss": {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16, "swiglu_limit": 7.0}
+    | {"num_experts_per_tok": 6},
+}
+KEYS_OF = {
+    "qwen3_moe": {"expert_feed_forward_length": 256, "expert_used_count": 6},
+    "gpt_oss": {"expert_feed_forward_length": 96, "expert_used_count": 6},
+}
 TEXT = [(7 * at) % VOCAB for at in range(30)]
 LAYER = "model.layers.1"
 # With those of embedding and head, and Q4_1 of the other layer, each model has all types.
@@ -40,14 +53,29 @@ IQ4 = {f"{LAYER}.mlp.gate_proj.weight": "IQ4_NL", f"{LAYER}.mlp.up_proj.weight":
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
 
+# Experts of all kinds that files have: those of Q4_K_M, and MXFP4. They are stored as one tensor per layer.
+EXPERTS = {f"{LAYER}.mlp.experts.gate_proj.weight": "Q4_K", f"{LAYER}.mlp.experts.up_proj.weight": "Q5_0"}
+EXPERTS |= {f"{LAYER}.mlp.experts.down_proj.weight": "Q6_K"}
+MXFP4 = {
+    f"model.layers.{at}.mlp.experts.{kind}_proj.weight": "MXFP4" for at in (0, 1) for kind in ("gate", "up", "down")
+}
+
+
 def packed_model(folder: Path, case: str, name: str, kinds: dict[str, str]) -> tuple[Checkpoint, torch.nn.Module]:
     """Return the checkpoint as a build packs it, in folder / "packed", and transformers' model of the same values."""
     (folder / "hf").mkdir()
-    model = make_checkpoint(case, folder / "hf", sizes=SIZES)
-    values = write_gguf(folder / "hf", folder / "model.gguf", name, "Q4_1", kinds=kinds, rope_freq_base=10_000.0)
-    weights = model.state_dict()
-    for key, array in values.items():
-        weights[key].copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    model = make_checkpoint(case, folder / "hf", sizes=SIZES | SIZES_OF.get(case, {}))
+    stacks = [parameter for parameter in model.parameters() if parameter.dim() == 3]
+    for parameter in stacks:  # as large as other weights
+        parameter.data /= 8
+    if stacks:
+        model.save_pretrained(folder / "hf")
+    keys: dict[str, Any] = CASES[case][1] if case in CASES else {}
+    keys = {"rope_freq_base": 10_000.0} | keys | KEYS_OF.get(case, {})
+    values = write_gguf(folder / "hf", folder / "model.gguf", name, "Q4_1", kinds=kinds, **keys)
+    tensors = {key: np.ascontiguousarray(array) for key, array in values.items()}
+    save_file(tensors, folder / "hf" / "model.safetensors", metadata={"format": "pt"})
+    model = type(model).from_pretrained(folder / "hf", attn_implementation="eager")
     checkpoint, out = converted(folder / "model.gguf", folder / "unpacked"), folder / "packed"
     out.mkdir()
     (out / "config.json").write_text(json.dumps(checkpoint.config))
@@ -57,19 +85,24 @@ def packed_model(folder: Path, case: str, name: str, kinds: dict[str, str]) -> t
 
 @pytest.mark.parametrize(
     ("case", "name", "kinds"),
-    [("llama tied", "llama", {EMBEDDING: "Q6_K"}), ("qwen2", "qwen2", {EMBEDDING: "Q5_0", HEAD: "Q4_K"} | IQ4)],
+    [
+        ("llama tied", "llama", {EMBEDDING: "Q6_K"} | MIXED),
+        ("qwen2", "qwen2", {EMBEDDING: "Q5_0", HEAD: "Q4_K"} | MIXED | IQ4),
+        ("qwen3_moe", "qwen3moe", EXPERTS),
+        ("gpt_oss", "gpt-oss", MXFP4),
+    ],
 )
 def test_logits_equal_those_of_the_dequantized_values_within_the_rounding_of_inputs(
     tmp_path: Path, case: str, name: str, kinds: dict[str, str]
 ) -> None:
-    checkpoint, model = packed_model(tmp_path, case, name, MIXED | kinds)
+    checkpoint, model = packed_model(tmp_path, case, name, kinds)
     logits = Decoder(tmp_path / "packed", "grouped", batch=1)([TEXT], [0])[0]
     expected = expected_logits(model, TEXT)
     assert (logits - expected).norm() < 0.02 * expected.norm()
 
     stored = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
     in_file = gguf.GGUFReader(tmp_path / "model.gguf").tensors
-    growth = {"IQ4_NL": 1.9, "IQ4_XS": 2.0}  # their 4 bits become 8
+    growth = {"IQ4_NL": 1.9, "IQ4_XS": 2.0, "MXFP4": 2.1}  # their 4 bits become 8
     assert stored < 1.2 * sum(tensor.n_bytes * growth.get(tensor.tensor_type.name, 1) for tensor in in_file)
 
 

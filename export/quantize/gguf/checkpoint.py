@@ -1,7 +1,7 @@
 """Write a GGUF file as a checkpoint folder: config.json, the tokenizer and the tensors that do not stay in the file."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 
 from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped, quoted
 from tandemrt.engines.validation.extras import pip_install
-from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, GgufFamily
+from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, GgufFamily, gguf_family
 from tandemrt.export.quantize.gguf.special_tokens import special_tokens
 from tandemrt.export.quantize.gguf.split import parts_of
 from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
@@ -25,6 +25,7 @@ _TYPES = (
     *("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ1_M"),
     *("IQ1_S", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ3_S", "IQ3_XXS", "IQ4_NL", "IQ4_XS", "TQ1_0", "TQ2_0", "MXFP4"),
 )
+_STACKED = 3  # dimensions of a tensor of all experts
 _UNCHANGED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types that a checkpoint holds as they are
 
 
@@ -50,8 +51,8 @@ def write_gguf_checkpoint(
     """Write ``file`` as a checkpoint into ``folder``, which is created unless it exists.
 
     Matrices of types that are ``kept`` stay in the file: the checkpoint has an index of their places. Only matrices
-    whose rows have another order are copied. Weights in other quantized types, and quantized experts, become the
-    float32 values that the type defines. Raises BadCheckpoint for files that are damaged or of another family,
+    whose rows have another order are copied. Weights in other quantized types become the float32 values that the type
+    defines. Raises BadCheckpoint for files that are damaged or of another family,
     BackendUnavailable without the package gguf or transformers, and BadRequest before it writes weights, if it
     ``needs_chat_template`` and the file has none.
     """
@@ -89,7 +90,7 @@ def read_gguf(file: Path, kept: KeptTypes = ALL_KEPT) -> GgufModel:
         raise BadCheckpoint(
             f"{file}: it is the vision part of a model, images are not supported; name the model's file"
         )
-    family = GGUF_FAMILIES.get(name)
+    family = gguf_family(metadata)
     if family is None:
         raise BadCheckpoint(
             f"{file}: general.architecture should be one of {', '.join(GGUF_FAMILIES)}, it is {quoted(name)}; take the "
@@ -114,7 +115,7 @@ def read_gguf(file: Path, kept: KeptTypes = ALL_KEPT) -> GgufModel:
     modules: dict[str, list[str]] = {}
     for tensor in tensors.values():
         if not _is_kept(tensor, kept):
-            entries.extend(_entries(file, tensor, family, config))
+            entries.append(_entry(file, tensor, family, config))
             continue
         name = _checkpoint_name(file, tensor, family)
         modules.setdefault(tensor.tensor_type.name, []).append(name.removesuffix(".weight"))
@@ -167,18 +168,15 @@ def _with_factors(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]
     return {"rope_scaling": scaling | {"original_max_position_embeddings": length}}
 
 
-def _entries(file: Path, tensor: Any, family: GgufFamily, config: dict[str, Any]) -> Iterator[Entry]:
-    """Yield the tensors of the checkpoint for one tensor of the file."""
+def _entry(file: Path, tensor: Any, family: GgufFamily, config: dict[str, Any]) -> Entry:
+    """Return the tensor of the checkpoint for one tensor of the file that is not kept."""
     name, kind = _checkpoint_name(file, tensor, family), tensor.tensor_type.name
     shape = tuple(int(size) for size in reversed(tensor.shape))
     order = _order(tensor.name, shape, family, config)
-    if "{}" in name:
-        for expert in range(shape[0]):
-            part = partial(_values, tensor, None, 0.0, at=expert)
-            yield Entry(name.format(expert), _dtype(kind), shape[1:], partial(_chunks, part))
-    else:
-        offset = 1.0 if family.norm_offset and name.endswith("norm.weight") else 0.0
-        yield Entry(name, _dtype(kind), shape, partial(_chunks, partial(_values, tensor, order, offset)))
+    if len(shape) == 1 and name.endswith("_gate.weight"):  # a matmul with one output
+        shape = (1, *shape)
+    offset = 1.0 if family.norm_offset and name.endswith("norm.weight") else 0.0
+    return Entry(name, _UNCHANGED.get(kind, "float32"), shape, partial(_values, tensor, order, offset))
 
 
 def _checkpoint_name(file: Path, tensor: Any, family: GgufFamily) -> str:
@@ -192,8 +190,8 @@ def _checkpoint_name(file: Path, tensor: Any, family: GgufFamily) -> str:
 
 
 def _is_kept(tensor: Any, kept: KeptTypes) -> bool:
-    """Whether a tensor stays packed: of a matmul in a layer, or of the embedding or the head."""
-    is_matrix, in_layer = len(tensor.shape) == 2, tensor.name.startswith("blk.")
+    """Whether a tensor stays packed: of a matmul or of all experts in a layer, or of the embedding or the head."""
+    is_matrix, in_layer = len(tensor.shape) in (2, _STACKED), tensor.name.startswith("blk.")
     return is_matrix and tensor.tensor_type.name in kept.names and (in_layer or kept.everywhere)
 
 
@@ -210,20 +208,12 @@ def _order(name: str, shape: tuple[int, ...], family: GgufFamily, config: dict[s
     return np.arange(shape[0]).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _dtype(kind: str) -> str:
-    return _UNCHANGED.get(kind, "float32")
-
-
-def _values(tensor: Any, order: np.ndarray | None, offset: float, at: int | None = None) -> np.ndarray:
-    """Return the values of a tensor, or of part ``at`` of it, with rows in ``order``, minus ``offset``."""
+def _values(tensor: Any, order: np.ndarray | None, offset: float) -> Iterator[bytes]:
+    """Yield the values of a tensor, one expert at a time, with rows in ``order``, minus ``offset``."""
     from gguf import dequantize
 
-    data = tensor.data if at is None else tensor.data[at]
-    stored = data if tensor.tensor_type.name in _UNCHANGED else dequantize(data, tensor.tensor_type)
-    if order is not None:
-        stored = stored[order]
-    return stored - np.float32(offset) if offset else stored
-
-
-def _chunks(values: Callable[[], np.ndarray]) -> Iterator[bytes]:
-    yield np.ascontiguousarray(values()).tobytes()
+    for data in tensor.data if len(tensor.shape) == _STACKED else [tensor.data]:
+        stored = data if tensor.tensor_type.name in _UNCHANGED else dequantize(data, tensor.tensor_type)
+        if order is not None:
+            stored = stored[order]
+        yield np.ascontiguousarray(stored - np.float32(offset) if offset else stored).tobytes()

@@ -10,14 +10,14 @@ from typing import Any
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 
 Metadata = dict[str, Any]
-_NORMS_BEFORE = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
 _NORMS_AROUND = {
-    "attn_norm": "input_layernorm",
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
 _LAYER = {
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
@@ -28,8 +28,11 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",  # of all experts, as are the next two
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
 }
-_EXPERTS = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
+_WITHOUT_KIND = ("self_attn.sinks",)  # modules whose only tensor has the name of the module
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 FREQUENCIES = "rope_freqs.weight"  # factors of the rotary frequencies, for all layers
 # GGUF key after the name of the family -> field of config.json.
@@ -44,11 +47,22 @@ _KEYS = {
     "attention.key_length": "head_dim",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.sliding_window": "sliding_window",
+    "attention.scale": "attention_multiplier",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+_SCALING = {  # of the rotary embedding
+    "factor": "factor",
+    "original_context_length": "original_max_position_embeddings",
+    "yarn_beta_fast": "beta_fast",
+    "yarn_beta_slow": "beta_slow",
 }
 _UNUSED = ("attention.value_length", "rope.dimension_count")  # compared with the size of a head
 
@@ -57,35 +71,37 @@ _UNUSED = ("attention.value_length", "rope.dimension_count")  # compared with th
 class GgufFamily:
     """A family by its GGUF name. ``permuted``: rows of queries and keys are in the order of interleaved pairs.
 
-    ``norm_offset``: norm weights have 1 added. ``further`` returns the fields that the family implies, for the
-    metadata and the fields that the file states.
+    ``modules`` and ``keys``: names of modules and metadata keys that other families do not have, or that stand for
+    something else there. ``norm_offset``: norm weights have 1 added. ``implied``: fields of config.json that the
+    family implies. ``further`` returns those that depend on fields that the file states.
     """
 
     architecture: str
-    norms: Mapping[str, str] = field(default_factory=lambda: _NORMS_BEFORE)
+    modules: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, str] = field(default_factory=dict)
     permuted: bool = False
     norm_offset: bool = False
-    further: Callable[[Metadata, dict[str, Any]], dict[str, Any]] = lambda _metadata, _config: {}
+    implied: Mapping[str, Any] = field(default_factory=dict)
+    further: Callable[[dict[str, Any]], dict[str, Any]] = lambda _config: {}
 
     def name_of(self, name: str) -> str | None:
-        """Return the checkpoint's name of a tensor, with {} for the number of an expert; None: unknown."""
+        """Return the checkpoint's name of a tensor; None: unknown."""
         stem, _, kind = name.rpartition(".")
         if stem in _OUTSIDE:
             return f"{_OUTSIDE[stem]}.{kind}"
         begin, _, rest = stem.partition(".")
         layer, _, module = rest.partition(".")
-        if begin != "blk" or not layer.isdecimal():
+        stored_module = (_LAYER | dict(self.modules)).get(module)
+        if begin != "blk" or not layer.isdecimal() or stored_module is None:
             return None
-        if module in _EXPERTS and kind == "weight":
-            return f"model.layers.{layer}.mlp.experts.{{}}.{_EXPERTS[module]}.weight"
-        stored_module = (_LAYER | dict(self.norms)).get(module)
-        return None if stored_module is None else f"model.layers.{layer}.{stored_module}.{kind}"
+        in_layer = f"model.layers.{layer}.{stored_module}"
+        return in_layer if stored_module in _WITHOUT_KIND else f"{in_layer}.{kind}"
 
     def config(self, metadata: Metadata, name: str, *, tied: bool, vocab: int) -> dict[str, Any]:
         """Return config.json for the metadata of the family ``name``. Raises BadCheckpoint for an unknown key."""
         own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
         config: dict[str, Any] = {"architectures": [self.architecture], "tie_word_embeddings": tied}
-        config |= {to: own.pop(key) for key, to in _KEYS.items() if key in own}
+        config |= {to: own.pop(key) for key, to in (_KEYS | dict(self.keys)).items() if key in own}
         config.setdefault("vocab_size", vocab)
         heads = config.get("num_attention_heads")
         if not isinstance(heads, int):
@@ -100,8 +116,8 @@ class GgufFamily:
         if own:
             names = ", ".join(quoted(f"{name}.{key}") for key in sorted(own))
             raise BadCheckpoint(f"the metadata has keys that are not read: {names}; take the original checkpoint")
-        config |= rope
-        return config | self.further(metadata, config)
+        config |= rope | dict(self.implied)
+        return config | self.further(config)
 
 
 def _rope(own: Metadata, name: str) -> dict[str, Any]:
@@ -110,22 +126,22 @@ def _rope(own: Metadata, name: str) -> dict[str, Any]:
     if (theta := own.pop("rope.freq_base", None)) is not None:
         fields["rope_theta"] = theta
     kind = own.pop("rope.scaling.type", "none")
-    scaling = {key: own.pop(f"rope.scaling.{key}", None) for key in ("factor", "original_context_length")}
+    scaling = {key: own.pop(f"rope.scaling.{key}", None) for key in _SCALING}
     own.pop("rope.scaling.finetuned", None)
     if kind == "none":
         return fields
     if kind not in ("linear", "yarn"):
         raise BadCheckpoint(f"{name}.rope.scaling.type should be none, linear or yarn, it is {quoted(kind)}")
     rope: dict[str, Any] = {"rope_type": kind, "factor": scaling["factor"]}
-    if kind == "yarn" and scaling["original_context_length"]:
-        rope["original_max_position_embeddings"] = scaling["original_context_length"]
+    if kind == "yarn":
+        rope |= {_SCALING[key]: value for key, value in scaling.items() if value}
     return fields | {"rope_scaling": rope}
 
 
-def _gemma(larger: int) -> Callable[[Metadata, dict[str, Any]], dict[str, Any]]:
+def _gemma(larger: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """Return the fields of Gemma; models of ``larger`` layers scale queries by the hidden size per head."""
 
-    def further(_metadata: Metadata, config: dict[str, Any]) -> dict[str, Any]:
+    def further(config: dict[str, Any]) -> dict[str, Any]:
         per_head = config["hidden_size"] // config["num_attention_heads"]
         scalar = per_head if config["num_hidden_layers"] == larger else config["head_dim"]
         return {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
@@ -133,11 +149,48 @@ def _gemma(larger: int) -> Callable[[Metadata, dict[str, Any]], dict[str, Any]]:
     return further
 
 
+def _untruncated_yarn(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the rule of gpt-oss, whose ranges of frequencies are not rounded; files do not state that."""
+    return {"rope_scaling": config["rope_scaling"] | {"truncate": False}} if "rope_scaling" in config else {}
+
+
+def _shared_expert(name: str) -> dict[str, str]:
+    """Return the modules of a shared expert of ``name``."""
+    return {f"ffn_{kind}_shexp": f"mlp.{name}.{kind}_proj" for kind in ("gate", "up", "down")}
+
+
+def gguf_family(metadata: Metadata) -> GgufFamily | None:
+    """Return the family of a file; None: it is not read. Mixtral has the GGUF name of Llama."""
+    name = metadata.get("general.architecture")
+    return _MIXTRAL if name == "llama" and "llama.expert_count" in metadata else GGUF_FAMILIES.get(str(name))
+
+
+_MIXTRAL = GgufFamily("MixtralForCausalLM", keys={"expert_count": "num_local_experts"}, permuted=True)
 GGUF_FAMILIES: Mapping[str, GgufFamily] = {
     "llama": GgufFamily("LlamaForCausalLM", permuted=True),
     "qwen2": GgufFamily("Qwen2ForCausalLM"),
     "qwen3": GgufFamily("Qwen3ForCausalLM"),
-    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", further=lambda _metadata, _config: {"norm_topk_prob": True}),
+    "qwen2moe": GgufFamily(
+        "Qwen2MoeForCausalLM",
+        {**_shared_expert("shared_expert"), "ffn_gate_inp_shexp": "mlp.shared_expert_gate"},
+        implied={"norm_topk_prob": False},
+    ),
+    "qwen3moe": GgufFamily("Qwen3MoeForCausalLM", implied={"norm_topk_prob": True}),
+    "gpt-oss": GgufFamily(
+        "GptOssForCausalLM",
+        {"post_attention_norm": "post_attention_layernorm", "attn_sinks": "self_attn.sinks"},
+        {"expert_count": "num_local_experts", "expert_feed_forward_length": "intermediate_size"},
+        implied={"interleaved_gate_up": False},
+        further=_untruncated_yarn,
+    ),
+    "olmoe": GgufFamily("OlmoeForCausalLM", implied={"norm_topk_prob": False}),
+    "granite": GgufFamily("GraniteForCausalLM", permuted=True),
+    "granitemoe": GgufFamily(
+        "GraniteMoeForCausalLM",
+        _shared_expert("shared_mlp"),
+        {"expert_count": "num_local_experts", "expert_shared_feed_forward_length": "shared_intermediate_size"},
+        permuted=True,
+    ),
     "gemma2": GgufFamily("Gemma2ForCausalLM", _NORMS_AROUND, norm_offset=True, further=_gemma(46)),
     "gemma3": GgufFamily("Gemma3ForCausalLM", _NORMS_AROUND, norm_offset=True, further=_gemma(62)),
 }

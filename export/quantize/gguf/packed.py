@@ -2,7 +2,7 @@
 
 A row is a run of GGUF's blocks, of 32 or 256 inputs each. A value is integer * scale + offset, or (integer - middle of
 the range) * scale. Types K have two levels: a block has a scale, and its groups have integers that multiply it.
-Types IQ4 choose among 16 integers of 8 bits, in which they are packed.
+Types IQ4 and MXFP4 choose among 16 integers of 8 bits, in which they are packed.
 Source of the layouts: ggml-common.h and ggml-quants.c of llama.cpp.
 """
 
@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.graph.low_bit_format import LowBitFormat
+from tandemrt.export.quantize.float4 import DOUBLED
 from tandemrt.export.quantize.groups import QuantizedMatrix
 from tandemrt.export.quantize.typed_tensors import find
 from tandemrt.export.read.checkpoint import StoredTensor
@@ -31,7 +32,7 @@ class _Values:
     """The values of some blocks [rows, blocks, ...]: integers and scales per input, block and group."""
 
     integers: Bytes
-    scales: npt.NDArray[np.float16]
+    scales: npt.NDArray[np.floating]
     offsets: npt.NDArray[np.float16] | None = None
     subscales: npt.NDArray[np.int8] | None = None
     suboffsets: npt.NDArray[np.int8] | None = None
@@ -163,6 +164,12 @@ def _read_q6_k(blocks: Bytes) -> _Values:
     return _Values(integers, _float16(blocks, 208), subscales=np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8))
 
 
+def _read_mxfp4(blocks: Bytes) -> _Values:
+    """Return the values of MXFP4, of which a block's first byte is the exponent of a power of 2, with a bias of 127."""
+    scales = np.ldexp(np.float32(1), blocks[:, :, 0].astype(np.int32) - 128)  # integers are doubled floats
+    return _Values(DOUBLED[_halves(blocks[:, :, 1:])], scales)
+
+
 # The integers of types IQ4, plus 128.
 _TABLE = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
 
@@ -189,5 +196,6 @@ _TYPES = {
     "Q5_K": _Type(LowBitFormat(5, 32, offsets=True, groups_per_scale=8), 176, 256, _read_q5_k),
     "Q6_K": _Type(LowBitFormat(6, 16, groups_per_scale=16), 210, 256, _read_q6_k),
     "IQ4_NL": _Type(LowBitFormat(8, 32), 18, 32, _read_iq4_nl),
+    "MXFP4": _Type(LowBitFormat(8, 32), 17, 32, _read_mxfp4),
     "IQ4_XS": _Type(LowBitFormat(8, 32, groups_per_scale=8), 136, 256, _read_iq4_xs),
 }

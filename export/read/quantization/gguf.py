@@ -9,7 +9,7 @@ from tandemrt.export.read.quantization.module_patterns import any_name
 from tandemrt.export.read.quantization.scheme import GgufType, Quantization, Scheme, Weight
 
 _INTEGERS: Mapping[str, Weight] = {"Q4_0": "int4", "Q8_0": "int8"}  # with one scale per group, as other formats have
-_WEIGHTS: Mapping[str, Weight] = {**_INTEGERS, **{kind: kind for kind in get_args(GgufType)}}
+_WEIGHTS: Mapping[str, Weight] = {**_INTEGERS, "MXFP4": "mxfp4", **{kind: kind for kind in get_args(GgufType)}}
 _SCHEMES = {kind: Scheme(weight, "gguf", (1, 16 if kind == "Q6_K" else 32)) for kind, weight in _WEIGHTS.items()}
 GGUF_TYPES = frozenset(_SCHEMES)  # types that a checkpoint can keep
 MATMUL_TYPES = frozenset(_INTEGERS)  # those that matmuls of all backends read
