@@ -171,10 +171,11 @@ def _low_bit_experts(numbers: str, scales: str, *more: Binding, optional: tuple[
             Binding("router_logits", T, ("tokens", "router_columns")),
             *weights,
             *_OF_EXPERTS,
+            _PROMPT_ROWS,
         ),
         outputs=(Binding("mixed", T, ("tokens", "hidden")),),
         attributes={**_ROUTING, **_ACTIVATION, "gate_up_group": "int", "down_group": "int"},
-        optional=(*optional, *_OF_EXPERTS_OPTIONAL),
+        optional=(*optional, *_OF_EXPERTS_OPTIONAL, "prompt_rows"),
         kernels=f"experts_{numbers}",
         batch_invariant=True,
     )

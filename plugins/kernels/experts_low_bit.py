@@ -1,7 +1,8 @@
 """Experts with weights of 4 or 8 bits on a GPU: the kernels of ``experts``, which turn words into numbers.
 
-They read weights once for up to 32 rows of an expert, and give a row the same bits in any call. Many rows go through
-dequantized weights and torch's grouped matmuls (plugins/kernels/experts_grouped.py), except for batch invariance.
+They read weights once for up to 32 rows of an expert, and give a row the same bits in any call. Many rows, and for
+batch invariance those of prompts, go through dequantized weights and torch's grouped matmuls
+(plugins/kernels/experts_grouped.py).
 """
 
 from collections.abc import Mapping
@@ -16,6 +17,7 @@ from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, GroupedWeig
 from tandemrt.plugins.kernels.experts_route import Routing
 from tandemrt.plugins.kernels.low_bit_format import FLOAT4, FLOAT8, INT4, INT8, Format, dequantization
 from tandemrt.plugins.kernels.module import KernelModule, Tensors, suffix
+from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
 from tandemrt.plugins.operators.constants import LOW_BIT_EXPERTS_MULTIPLE
 from tandemrt.plugins.operators.int4_layout import padded_inner
 from tandemrt.plugins.operators.launch import Call, Context
@@ -29,7 +31,10 @@ _Weight = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, np.int32]
 
 
 def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
-    """Bind the operator. Raises ValueError for dtypes, shapes and sizes that the kernels do not support."""
+    """Bind the operator. The number of rows alone selects the implementation; for batch invariance their kind does.
+
+    Raises ValueError for dtypes, shapes and sizes that the kernels do not support.
+    """
     x, logits, mixed, gate_up = (tensors[name] for name in ("x", "router_logits", "mixed", "gate_up"))
     hidden, routing = x.shape[-1], Routing.of(logits, attributes)
     experts = routing.experts
@@ -46,12 +51,24 @@ def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], conte
     if not x.numel():
         return EmptyCall()
     kind = form.variant(both[2])
-    file, pairs = f"experts_{form.name}", routing.rows * routing.per_token
-    many = pairs >= _MANY_PAIRS * routing.routed and len(gate_up) * hidden * x.element_size() <= _MOST_SCRATCH
-    if context.batch_invariant or not many or not has_groups(x, context):
-        return ExpertsCall(tensors, attributes, context, ExpertWeights(both, last, width, file, kind, _GATES))
-    values = _dequantized(context, x, file, kind, (both, hidden), (last, width))
-    return GroupedMixture(tensors, attributes, context, values)
+    file, fits = f"experts_{form.name}", len(gate_up) * hidden * x.element_size() <= _MOST_SCRATCH
+    grouped = fits and has_groups(x, context)
+
+    def streamed(rows: Tensors) -> Call:
+        return ExpertsCall(rows, attributes, context, ExpertWeights(both, last, width, file, kind, _GATES))
+
+    def dequantized(rows: Tensors) -> Call:
+        values = _dequantized(context, x, file, kind, (both, hidden), (last, width))
+        return GroupedMixture(rows, attributes, context, values)
+
+    if not context.batch_invariant:
+        many = routing.rows * routing.per_token >= _MANY_PAIRS * routing.routed
+        return (dequantized if grouped and many else streamed)(tensors)
+    windows, prompts = split_rows(tensors, ("x", "router_logits", "mixed"))
+    calls: list[Call] = [] if windows is None else [streamed(windows)]
+    if prompts is not None:
+        calls.append((dequantized if grouped else streamed)(prompts))
+    return CallInParts(calls)
 
 
 def _dequantized(

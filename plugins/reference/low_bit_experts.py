@@ -48,6 +48,7 @@ def _experts(
     gate_up_bias: np.ndarray | None = None,
     down_bias: np.ndarray | None = None,
     expert_factors: np.ndarray | None = None,
+    prompt_rows: np.ndarray | None = None,  # noqa: ARG001
     *,
     per_token: int,
     normalized: int,

@@ -44,6 +44,32 @@ class Kernels:
 def test_a_launcher_passes_the_arguments_that_its_kernels_declare(
     operator: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bound = _bound(operator, dtype, monkeypatch)
+    assert bound or operator in ("all_gather", "all_reduce"), "one rank has nothing to launch"
+
+
+@pytest.mark.parametrize("operator", LOW_BIT_EXPERTS)
+def test_a_launcher_dequantizes_the_weights_of_experts_for_many_rows(
+    operator: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts_low_bit, "_MANY_PAIRS", 0)
+    assert "gather_bf16" in _bound(operator, "bfloat16", monkeypatch)
+
+
+@pytest.mark.parametrize("prompts", [0, 1])
+@pytest.mark.parametrize("operator", ["experts", *LOW_BIT_EXPERTS])
+def test_batch_invariant_experts_group_the_rows_of_prompts_and_no_others(
+    operator: str, prompts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = _bound(operator, "bfloat16", monkeypatch, prompt_rows=torch.zeros(prompts, dtype=torch.int32))
+    assert ("gather_bf16" in bound) == bool(prompts)
+    assert "sum_bf16" in bound, "rows of windows stream weights"
+
+
+def _bound(
+    operator: str, dtype: str, monkeypatch: pytest.MonkeyPatch, prompt_rows: torch.Tensor | None = None
+) -> set[str]:
+    """Bind every case, batch-invariant if there are ``prompt_rows``, and return the names of the kernels."""
     module, _, name = str(IMPLEMENTATIONS[operator].cuda).partition(":")
     bind = getattr(import_module(f"tandemrt.plugins.{module}"), name)
     bound: set[str] = set()
@@ -53,19 +79,13 @@ def test_a_launcher_passes_the_arguments_that_its_kernels_declare(
         if "quantized" in case.inputs and len(case.inputs["quantized"]) > FEW:
             continue
         tensors, _ = allocated(operator, case, CPU)
+        if prompt_rows is not None:
+            tensors["prompt_rows"] = prompt_rows
         for architecture in (80, 90):
             monkeypatch.setattr(Device, "capability", divmod(architecture, 10))
             monkeypatch.setattr(KernelModule, "of", lambda _, name, of=architecture: Kernels(name, of))
-            bind(tensors, case.attributes, Context(CPU, Path(), sizes=LARGEST))
-    assert bound or operator in ("all_gather", "all_reduce"), "one rank has nothing to launch"
-
-
-@pytest.mark.parametrize("operator", LOW_BIT_EXPERTS)
-def test_a_launcher_dequantizes_the_weights_of_experts_for_many_rows(
-    operator: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(experts_low_bit, "_MANY_PAIRS", 0)
-    test_a_launcher_passes_the_arguments_that_its_kernels_declare(operator, "bfloat16", monkeypatch)
+            bind(tensors, case.attributes, Context(CPU, Path(), sizes=LARGEST, batch_invariant=prompt_rows is not None))
+    return bound
 
 
 def _checked(kernel: tuple[str, str], grid: Any, block: Any, *arguments: Any) -> str:

@@ -81,6 +81,25 @@ def test_a_row_has_the_same_bits_in_any_company(kernels: Path, operator: str, dt
         assert torch.equal(through_experts(operator, few, attributes, context), everything[rows]), rows
 
 
+@pytest.mark.parametrize("operator", LOW_BIT_EXPERTS)
+def test_a_row_of_a_prompt_has_the_same_bits_beside_windows_and_other_prompts(kernels: Path, operator: str) -> None:
+    tensors, attributes = low_bit_experts(operator, COUNT, *SIZES[1], rows=700, chosen=CHOSEN)
+    context = Context(torch.device("cuda", 0), kernels, batch_invariant=True)
+
+    def mixed(rows: slice, prompts: int) -> torch.Tensor:
+        few = tensors | {name: tensors[name][rows].clone() for name in ("x", "router_logits")}
+        few["prompt_rows"] = torch.zeros(prompts, dtype=torch.int32, device="cuda")
+        return through_experts(operator, few, attributes, context)
+
+    of_prompts, of_windows = mixed(slice(0, 700), 700), mixed(slice(0, 700), 0)
+    assert (of_prompts - of_windows).norm() < 0.015 * of_windows.norm()
+    for first, last in ((0, 1), (3, 8), (5, 38), (300, 700)):
+        assert torch.equal(mixed(slice(first, last), last - first), of_prompts[first:last]), (first, last)
+    both = mixed(slice(0, 700), 600)
+    assert torch.equal(both[:100], of_windows[:100])
+    assert torch.equal(both[100:], of_prompts[100:])
+
+
 @pytest.mark.parametrize("rows", [3, 40, 600])
 def test_a_captured_call_follows_changed_routing(kernels: Path, rows: int) -> None:
     context = Context(torch.device("cuda", 0), kernels)
