@@ -34,7 +34,8 @@ WITH_EXPERTS = {
     "30B-A3B, 16 requests": (16, [11.91, 13.77, 15.64, 17.5, 19.36]),
 }
 # Of a round without drafts, by window. H200: an 8B shape with an EAGLE-3 head, useless drafts of adaptive-gpu.csv and
-# rounds-bf16.csv; a CPU: the demo with random drafts, adaptive-cpu.csv, and Qwen2.5-Coder 1.5B with the 0.5B as draft.
+# rounds-bf16.csv; experts, of which longer windows read more: rounds-gpt-oss.csv; a CPU: the demo with random drafts,
+# adaptive-cpu.csv, and Qwen2.5-Coder 1.5B with the 0.5B as draft.
 MEASURED = {
     ("H200", 1): [1, 1.029, 1.06, 1.098, 1.134],
     ("H200, bfloat16", 1): [1, 1.089, 1.179, 1.268, 1.357],
@@ -42,11 +43,14 @@ MEASURED = {
     ("H200", 16): [1, 1.055, 1.127, 1.149, 1.22],
     ("H200", 32): [1, 1.134, 1.268, 1.402, 1.536],
     ("H200", 64): [1, 1.129, 1.314, 1.488, 1.767],
+    ("gpt-oss-20b", 1): [1, 1.283, 1.566, 1.849, 2.133],
+    ("gpt-oss-20b", 16): [1, 1.234, 1.468, 1.702, 1.936],
+    ("gpt-oss-20b", 64): [1, 1.366, 1.731, 2.097, 2.463],
     ("CPU", 1): [1, 1.105, 1.294, 1.387, 1.515],
     ("CPU, a pair", 1): [1, 1.65, 2.3, 2.95, 3.6],
     ("CPU, a pair", 4): [1, 1.65, 2.3, 2.95, 3.6],
 }
-ROUNDS_OF = {1: 3000, 4: 2500, 8: 1200, 16: 1200, 32: 1200, 64: 1500}  # by rows
+ROUNDS_OF = {1: 5000, 4: 2500, 8: 1200, 16: 1200, 32: 1200, 64: 1500}  # by rows
 ACCEPTANCE = {
     1.0: 0.0,
     1.2: 0.168,

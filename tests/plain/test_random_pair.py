@@ -94,6 +94,16 @@ def test_a_vocabulary_too_small_for_all_bytes_is_refused(tmp_path):
         write_tokenizer(tmp_path, 100)
 
 
+def test_skewed_routers_prefer_some_experts(tmp_path):
+    options = {"dtype": Dtype.FLOAT32, "family": Family.QWEN3_MOE, "acceptance": None, "scale": 1.0}
+    write_pair(tmp_path, Size.SMALL, device="cpu", router_skew=1.0, **options)
+    tensors = Checkpoint.open(tmp_path / "target").tensors
+    for layer in range(4):
+        weights = read_values(tensors[f"model.layers.{layer}.mlp.gate.weight"])
+        sizes = np.log(weights.std(axis=1) * weights.shape[1] ** 0.5)
+        assert 0.4 < sizes.std() < 1.8
+
+
 def test_matmuls_may_be_stored_in_4_bits(tmp_path):
     for weight_format in (WeightFormat.UNQUANTIZED, WeightFormat.INT4):
         options = {"dtype": Dtype.FLOAT32, "acceptance": None, "scale": 0.1, "weight_format": weight_format}

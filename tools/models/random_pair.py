@@ -23,6 +23,7 @@ from tools.models.random_checkpoint import GAINS, Dtype, Family, Size, safetenso
 
 console = Console()
 SPREAD = 3.0  # standard deviation of the logits
+_ROUTERS = (".mlp.gate.weight", ".router.weight")
 _AT_ONCE = 4  # files that are written at the same time
 _PART_BYTES = 1 << 24  # copied to the host at a time, so that the next copy uses the same memory
 
@@ -41,15 +42,17 @@ def write_pair(
     window: int = 4,
     seed: int = 0,
     weight_format: WeightFormat = WeightFormat.UNQUANTIZED,
+    router_skew: float = 0.0,
     shard_bytes: int = 2_000_000_000,
 ) -> float:
     """Write ``out``/target and ``out``/draft; return the scale of the target's later layers.
 
     ``acceptance``: the wanted mean of tokens per round with ``window`` drafted tokens. None uses ``scale``, which a
     ``family`` with experts requires. ``layers``: layers of the target; None for those of the size. A quantized
-    ``weight_format`` lowers the acceptance a little. Each file holds at most ``shard_bytes`` of weights (or a single
-    tensor). The same arguments give the same files on the same kind of device. Raises ValueError, before writing, if
-    the vocabulary of ``size`` is too small for a tokenizer.
+    ``weight_format`` lowers the acceptance a little. ``router_skew``: standard deviation of the logarithm of an
+    expert's router weights, so that some experts are chosen more often. Each file holds at most ``shard_bytes`` of
+    weights (or a single tensor). The same arguments give the same files on the same kind of device. Raises ValueError,
+    before writing, if the vocabulary of ``size`` is too small for a tokenizer.
     """
     target, draft = out / "target", out / "draft"
     vocab = vocab_of(family, size)
@@ -70,6 +73,7 @@ def write_pair(
                 console.print(f"scale {scale:.5f}: {tried.same:.3f} equal samples, {tried.length:.2f} tokens a round")
             del weights
         begin = time.perf_counter()
+        skews = torch.Generator(device).manual_seed(seed + 1)
         kept: Weights = {}  # what the draft shares with its target
 
         def scaled() -> Iterator[tuple[str, torch.Tensor]]:
@@ -77,6 +81,8 @@ def write_pair(
                 adds = name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight"))
                 if adds and not name.startswith("model.layers.0."):
                     tensor.mul_(scale)
+                if router_skew and name.endswith(_ROUTERS):
+                    tensor.mul_(torch.empty_like(tensor[:, :1]).normal_(generator=skews).mul_(router_skew).exp_())
                 stored_as = quantize_matmuls({name: tensor}, weight_format)
                 if draft_shapes.get(name) == shapes[name]:
                     kept.update(stored_as)

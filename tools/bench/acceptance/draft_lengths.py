@@ -3,9 +3,9 @@
     python -m tools.bench.acceptance draft-lengths engines/built/demo --texts sentences.txt
     python -m tools.bench.acceptance draft-lengths BUNDLE --device cuda --batches 1,16,64 --prompt 1000 --tokens 256
 
-Without --texts prompts are random tokens, and drafts are accepted by the ``synthetic`` rule: --accepted tokens a round
-(``useful``), none (``useless``), or --accepted for every second request (``mixed``). With --texts, one prompt a line,
-drafts are accepted by the ordinary rule. The case prints tokens per second for every draft length, the adaptive
+Without --texts prompts are random tokens, and drafts are accepted by the ``synthetic`` rule: each of --accepted tokens
+a round, or the least and the most of them by turns (``mixed``). With --texts, one prompt a line, drafts are accepted by
+the ordinary rule. The case prints tokens per second for every draft length, the adaptive
 planner's share of the best fixed length, and its ratio to autoregressive decoding. The JSON also holds the time of
 rounds and the planner's cost estimates. Autoregressive decoding is draft length 0 of the same bundle, which still
 feeds the draft model, so a bundle without a draft would be faster.
@@ -38,7 +38,7 @@ def main(
     prompt: Annotated[int, typer.Option(help="Tokens per random prompt.", min=2)] = 64,
     tokens: Annotated[int, typer.Option(help="Measured tokens per request.", min=1)] = 128,
     temperature: Annotated[float, typer.Option(help="Temperature of every request.", min=0.0)] = 0.7,
-    accepted: Annotated[float, typer.Option(help="Tokens per round of useful drafts.", min=1.0)] = 3.0,
+    accepted: Annotated[str, typer.Option(help="Tokens per round of each line, 1: useless drafts.")] = "3.0,1.0",
     texts: Annotated[Path | None, typer.Option(help="A file of prompts, one a line.")] = None,
     repeats: Annotated[int, typer.Option(help="Runs of each line, alternating; the best counts.", min=1)] = 2,
     out: Json = None,
@@ -47,10 +47,14 @@ def main(
     opened = Bundle.open(bundle)
     figures: dict[str, Any] = {}
     with LLM(bundle, device=device, adaptive_draft_tokens=True, synthetic_rule=True) as llm:
-        lines = Lines(llm, opened, prompt, tokens, temperature, accepted)
+        lines = Lines(llm, opened, prompt, tokens, temperature)
+        lengths = [float(each) for each in accepted.split(",")]
+        of_kind: dict[str, list[float | None]] = {str(each): [each] for each in lengths}
+        of_kind["mixed"] = [min(lengths), max(lengths)]
         for batch in integers(batch_sizes):
-            for kind in ("texts",) if texts else ("useful", "useless", "mixed"):
-                figures[f"{kind} x {batch}"] = lines.measure(kind, batch, repeats, texts.read_text() if texts else "")
+            for kind, rates in ({"texts": [None]} if texts else of_kind).items():
+                lines_of_texts = texts.read_text().splitlines() if texts else []
+                figures[f"{kind} x {batch}"] = lines.measure(kind, rates, batch, repeats, lines_of_texts)
                 if out is not None:
                     out.write_text(json.dumps(figures, indent=2) + "\n")
 
@@ -58,19 +62,24 @@ def main(
 class Lines:
     """Measures the lines of the report on one opened bundle."""
 
-    def __init__(self, llm: LLM, bundle: Bundle, prompt: int, tokens: int, temperature: float, accepted: float) -> None:
+    def __init__(self, llm: LLM, bundle: Bundle, prompt: int, tokens: int, temperature: float) -> None:
         self._llm, self._bundle = llm, bundle
         self._prompt, self._tokens = prompt, tokens
-        self._temperature, self._accepted = temperature, accepted
+        self._temperature = temperature
         self._adaptive = llm.loop.draft_windows
 
-    def measure(self, kind: str, batch: int, repeats: int, texts: str) -> dict[str, Any]:
-        """Return tokens per second of ``batch`` requests for every draft length, and the shares of the adaptive one."""
+    def measure(
+        self, kind: str, lengths: Sequence[float | None], batch: int, repeats: int, texts: Sequence[str]
+    ) -> dict[str, Any]:
+        """Return tokens per second of ``batch`` requests for every draft length, and the shares of the adaptive one.
+
+        ``lengths``: tokens a round of the requests, by turns; None: as the ordinary rule accepts.
+        """
         limit = self._bundle.limits.num_draft_tokens
         planners = {f"length {length}": DraftWindowPlanner(length, limit) for length in self._adaptive.usual(1)}
         planners["adaptive"] = self._adaptive
         best_of: dict[str, Measured] = {}
-        prompts, params = self._requests(kind, batch, texts)
+        prompts, params = self._requests(lengths, batch, texts)
         for _ in range(repeats):
             for name, planner in planners.items():
                 self._llm.loop.draft_windows = planner
@@ -99,18 +108,12 @@ class Lines:
             "costs_ms": {length: 1e3 * costs.estimate(rows, length) for length in self._adaptive.usual(batch)},
         }
 
-    def _requests(self, kind: str, batch: int, texts: str) -> tuple[list[list[int]], list[SamplingParams]]:
-        of_kind: dict[str, list[float | None]] = {
-            "useful": [self._accepted],
-            "useless": [1.0],
-            "mixed": [1.0, self._accepted],
-            "texts": [None],
-        }
-        lengths = of_kind[kind]
+    def _requests(
+        self, lengths: Sequence[float | None], batch: int, texts: Sequence[str]
+    ) -> tuple[list[list[int]], list[SamplingParams]]:
         sizes = (self._bundle, batch, self._prompt, self._temperature, self._bundle.limits.num_draft_tokens)
         drawn = {length: requests.unconstrained(*sizes, length) for length in set(lengths)}
         params = [drawn[lengths[at % len(lengths)]][at] for at in range(batch)]
-        if kind != "texts":
+        if not texts:
             return requests.prompts(self._bundle, batch, self._prompt), params
-        lines: Sequence[str] = texts.splitlines()
-        return [self._llm.tokenizer.encode(lines[at % len(lines)]) for at in range(batch)], params
+        return [self._llm.tokenizer.encode(texts[at % len(texts)]) for at in range(batch)], params

@@ -90,6 +90,9 @@ def main(
         Family, typer.Option(help="Architecture of the target; its sizes are in tools/models/random_checkpoint.py.")
     ] = Family.LLAMA,
     layers: Annotated[int | None, typer.Option(help="Layers of the target. Default: those of the size.", min=2)] = None,
+    router_skew: Annotated[
+        float, typer.Option(help="Spread of the logarithms of routers' weights: some experts are chosen more often.")
+    ] = 0.0,
     models: Annotated[
         Path | None,
         typer.Option(
@@ -167,6 +170,7 @@ def main(
                 weight_format=weights,
                 family=family,
                 layers=layers,
+                router_skew=router_skew,
             )
 
         if bench.part("models", models_of_size) is None:

@@ -59,11 +59,13 @@ def make_models(
     weight_format: WeightFormat,
     family: Family = Family.LLAMA,
     layers: int | None = None,
+    router_skew: float = 0.0,
 ) -> Path:
     """Write target and draft into ``folder``, in bfloat16 for a GPU and float32 for a CPU; return the target's folder.
 
     ``acceptance``: wanted tokens per round; None if it does not matter. ``family`` and ``layers`` are those of the
-    target. Existing models are kept. Raises ValueError if ``folder`` holds other models.
+    target. ``router_skew``: of experts, see ``write_pair``. Existing models are kept. Raises ValueError if ``folder``
+    holds other models.
     """
     target = folder / "target"
     if (folder / "draft" / "tokenizer.json").is_file():  # the last file that is written
@@ -81,6 +83,7 @@ def make_models(
         temperature=temperature,
         window=window,
         weight_format=weight_format,
+        router_skew=router_skew,
     )
     return target
 
