@@ -40,7 +40,7 @@ DEMO ?= demo
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
-.PHONY: help demo real serve test test-python test-others test-hybrids test-images test-real test-vocabularies test-tensorrt test-serve test-clients test-ray test-demo-servers test-gpu gpu test-fast check format bench docs clean
+.PHONY: help demo real serve test test-python test-others test-hybrids test-images test-families test-host-kernels test-real test-vocabularies test-tensorrt test-serve test-clients test-ray test-demo-servers test-gpu gpu test-fast check format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s  %s\n", $$1, $$2 }' Makefile
@@ -83,6 +83,12 @@ test-hybrids: $(VENV)/.dev ## send 500 random requests to hybrid models with dra
 test-images: $(VENV)/.dev ## send 300 random requests with images, schemas and budgets, with drafts and without, and compare bits
 	IMAGE_REQUESTS=300 $(BIN)/python -m pytest tests/engine/test_images.py -k speculation
 
+test-families: $(VENV)/.dev ## build a bundle of every model family, in float32 and int8, and compare its texts with transformers
+	$(BIN)/python -m pytest $(PARALLEL) tests/families
+
+test-host-kernels: $(VENV)/.dev ## run CUDA kernels of low-bit matmuls, experts and wide heads on a CPU, and compare with definitions
+	$(BIN)/python -m pytest $(PARALLEL) tests/host_kernels
+
 test-real: $(VENV)/.dev $(VENV)/.real ## test a trained model against transformers
 	$(BIN)/python -m pytest tests/real
 
@@ -117,7 +123,7 @@ gpu:
 test-fast: $(VENV)/.dev ## run the tests that build nothing
 	$(BIN)/python -m pytest $(PARALLEL) tests/plain
 
-C_SOURCES = $$(find plugins tools -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
+C_SOURCES = $$(find plugins tests -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
 check: $(VENV)/.dev ## run ruff (lint and format), clang-format, mypy and tools.lint, and collect the tests that need a GPU
 	$(BIN)/ruff check

@@ -30,7 +30,7 @@ from tandemrt.runtime.device.backends.onnxruntime.constants import read_constant
 from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
 from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
 from tandemrt.runtime.device.backends.onnxruntime.subgraphs import open_subgraphs
-from tools.quality.families.cases import FAMILIES, of_config
+from tests.families.cases import FAMILIES, of_config
 
 CPU = torch.device("cpu")
 VOCAB, CAPACITY = 61, 40

@@ -33,7 +33,7 @@ from tests.makers import VOCAB, on_a_gpu, tiny_checkpoint, tiny_hybrid, tiny_tok
 LENGTH, TOKENS, WINDOW = 260, 8, 4
 TEXT = [(7 * i * i + 3 * i) % 199 for i in range(200)]
 TARGETS = ("delta net", "mamba", "convolution")
-# Further families of a long run (tools/quality/families/cases.py), with a draft that is often wrong and one that is
+# Further families of a long run (tests/families/cases.py), with a draft that is often wrong and one that is
 # right.
 FURTHER = ("falcon_h1", "kimi_linear", "lfm3", "nemotron_h", "olmo_hybrid", "qwen3_5_moe")
 DRAFTS = ("ngram", "hybrid", "attention", "pard", "eagle3", "peagle", "dflash", "dspark")

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from tandemrt.export.read.checkpoint import Checkpoint
 from tests.engine.decoding import VOCAB, Decoder, edit_config, make_checkpoint
 from tests.engine.quantized import Stored, float8, integers, pack, packed
-from tools.quality.families.cases import FAMILIES
+from tests.families.cases import FAMILIES
 
 HYBRIDS = ["qwen3_5", "qwen3_5_moe", "qwen3_next", "lfm2", "lfm2_moe", "lfm3", "bamba", "falcon_h1", "nemotron_h"]
 HYBRIDS += ["olmo_hybrid"]

@@ -10,7 +10,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint, randomize
 from tests.engine.quantized import float8
-from tools.quality.families.cases import FAMILIES
+from tests.families.cases import FAMILIES
 
 WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
 FP8 = {

@@ -22,7 +22,7 @@ from tests.engine.test_eagle3_graphs import CAPACITY, Exported
 from tests.heads import Draw
 from tests.makers import VOCAB as WIDE
 from tests.makers import tiny_tokenizer, write_recipe
-from tools.quality.families.cases import FAMILIES
+from tests.families.cases import FAMILIES
 
 LAYERS = 2  # of the target: a dense one, and one with experts
 

@@ -19,7 +19,7 @@ from tests.gpu.here import compute_capabilities
 from tests.gpu.quantized_logits import check_logits
 from tests.gpu.rounds import by_graphs_and_eagerly, check_invisible, paged, texts
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
-from tools.quality.families.cases import FAMILIES
+from tests.families.cases import FAMILIES
 
 # Head sizes as published; other sizes are not.
 GPT_OSS = {"hidden_size": 320, "intermediate_size": 96, "head_dim": 64, "num_attention_heads": 16}

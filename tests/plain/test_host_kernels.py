@@ -1,13 +1,13 @@
-"""Sources of low-bit kernels as C++ for a CPU: tools/quality/host_kernels runs them."""
+"""Sources of low-bit kernels as C++ for a CPU: tests/host_kernels runs them."""
 
 import re
 
 import pytest
 
 from tandemrt.plugins.kernels.compile import SOURCES
-from tools.quality.host_kernels.experts import EXPERTS
-from tools.quality.host_kernels.matmuls import GROUPS
-from tools.quality.host_kernels.translate import HOST, translated
+from tests.host_kernels.experts import EXPERTS
+from tests.host_kernels.matmuls import GROUPS
+from tests.host_kernels.translate import HOST, translated
 
 # Of headers, in functions that these kernels do not call; they end the process.
 UNUSED = {"ex2.approx.ftz.f32", "rcp.approx.ftz.f32", "lg2.approx.f32", "max.bf16x2", "max.f16x2", "{", "prmt.b32"}

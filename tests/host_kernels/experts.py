@@ -11,7 +11,7 @@ from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.constants import ACTIVATIONS, SILU_EXPERTS
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
 from tandemrt.plugins.reference.low_bit_experts import VALUES
-from tools.quality.host_kernels.library import (
+from tests.host_kernels.library import (
     DTYPES,
     THREADS,
     address,

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from tandemrt.plugins.kernels.compile import SOURCES
-from tools.quality.host_kernels.translate import translated
+from tests.host_kernels.translate import translated
 
 DTYPES = {"bf16": np.dtype(ml_dtypes.bfloat16), "fp16": np.dtype(np.float16)}
 THREADS = 256  # of a block

@@ -10,7 +10,7 @@ import numpy as np
 from tandemrt.plugins.kernels.attention_wide_plan import WIDE_BLOCK, WidePlan
 from tandemrt.plugins.operators.constants import WIDE_HEAD_DIM
 from tandemrt.plugins.reference import window_attention
-from tools.quality.host_kernels.library import DTYPES, allow, at_end, equal, require_near
+from tests.host_kernels.library import DTYPES, allow, at_end, equal, require_near
 
 ATTENTION = "attention"
 DEFINES = ("SELECTED", "BF16=1", "FP16=1", f"HEAD_{WIDE_HEAD_DIM}=1")

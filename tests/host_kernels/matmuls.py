@@ -9,7 +9,7 @@ import numpy as np
 from tandemrt.plugins.implementations import reference
 from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.int4_layout import GROUP_SIZES, padded_inner, scales_of_output
-from tools.quality.host_kernels.library import (
+from tests.host_kernels.library import (
     DTYPES,
     THREADS,
     address,

@@ -1,1 +1,0 @@
-"""Tiny models of every supported model family, checked from checkpoint to text."""
