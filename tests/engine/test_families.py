@@ -34,9 +34,9 @@ from tandemrt.export.read.layer import QKNorm
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tensors import with_graph_names
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits, make_checkpoint, randomize
+from tests.families.cases import FAMILIES, LENGTH, WINDOW
 from tests.makers import VOCAB as WIDE
 from tests.makers import tiny_tokenizer, write_recipe
-from tests.families.cases import FAMILIES, LENGTH, WINDOW
 
 CAPACITY = LENGTH + 8
 LING = {  # names of GLM-4.5 -> those of Ling 2.0

@@ -25,8 +25,8 @@ from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.export.read.values import read_values
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
 from tests.engine.gguf_files import converted, write_gguf
-from tests.makers import tiny_checkpoint
 from tests.families.cases import WINDOW
+from tests.makers import tiny_checkpoint
 
 LENGTH = 30
 _EXPERTS = {"rope_freq_base": 500.0, "expert_count": 6, "expert_used_count": 3}

@@ -19,10 +19,10 @@ from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import edit_config, fused, randomize
 from tests.engine.test_eagle3_graphs import CAPACITY, Exported
+from tests.families.cases import FAMILIES
 from tests.heads import Draw
 from tests.makers import VOCAB as WIDE
 from tests.makers import tiny_tokenizer, write_recipe
-from tests.families.cases import FAMILIES
 
 LAYERS = 2  # of the target: a dense one, and one with experts
 

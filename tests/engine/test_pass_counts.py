@@ -22,8 +22,8 @@ from tests.engine.test_dflash_graphs import PLAIN as BLOCK_DRAFT
 from tests.engine.test_eagle3_graphs import PLAIN as EAGLE3
 from tests.engine.test_eagle3_graphs import TARGET, VOCAB
 from tests.engine.test_quantized_checkpoints import FLOAT8
-from tests.heads import Draw
 from tests.families.cases import FAMILIES
+from tests.heads import Draw
 
 _KERNEL = "use_residual_norm_kernel"
 # Norms without a bias, of families whose residual sums have biases.

@@ -10,8 +10,8 @@ from tandemrt.export.model.support import unsupported
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.kernels.compile import compile_kernels
 from tests.engine.decoding import CONFIGS, SLIDING, VOCAB, Decoder, expected_logits, make_checkpoint, open_steps
-from tests.gpu.here import compute_capabilities
 from tests.families.cases import FAMILIES
+from tests.gpu.here import compute_capabilities
 
 CAPACITY = 170  # three blocks, the last one not full
 CALLS = [(50, 37), (50, 50), (7, 7), (1, 1), (5, 5), (40, 40)]  # new tokens of two rows: chunks, windows, one token

@@ -15,11 +15,11 @@ from tests.engine import quantized
 from tests.engine.decoding import VOCAB as NARROW
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.engine.test_mxfp4 import published, read_by_transformers
+from tests.families.cases import FAMILIES
 from tests.gpu.here import compute_capabilities
 from tests.gpu.quantized_logits import check_logits
 from tests.gpu.rounds import by_graphs_and_eagerly, check_invisible, paged, texts
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
-from tests.families.cases import FAMILIES
 
 # Head sizes as published; other sizes are not.
 GPT_OSS = {"hidden_size": 320, "intermediate_size": 96, "head_dim": 64, "num_attention_heads": 16}
