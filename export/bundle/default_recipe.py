@@ -2,13 +2,14 @@
 
 import json
 import math
+from functools import cache
 from pathlib import Path
 
 from tandemrt.engines.contract.calls import capacity, slack
 from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.contract.dtypes import BITS, BYTES, COMPUTE, computed_in
 from tandemrt.engines.options.build_options import BuildOptions, draft_option
-from tandemrt.engines.text.tokenizer import read_tokenizer
+from tandemrt.engines.text.tokenizer import read_chat_templates, read_tokenizer
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.export.bundle.default_reasoning import reasoning_lines
 from tandemrt.export.bundle.gguf import gguf_file
@@ -111,12 +112,13 @@ def _draft_lines(draft: str | None, window: int) -> list[str]:
 
 
 def _reasoning_lines(folder: Path) -> list[str]:
-    tokenizer = read_tokenizer(tokenizer_folder(folder))
+    folder = tokenizer_folder(folder)
+    opened = cache(read_tokenizer)  # once, and only if templates write delimiters: it takes long
 
     def has_token(text: str) -> bool:
-        return tokenizer.token_to_id(text) is not None
+        return opened(folder).token_to_id(text) is not None
 
-    return reasoning_lines(has_token, "".join(tokenizer.chat_templates.values()))
+    return reasoning_lines(has_token, "".join(read_chat_templates(folder).values()))
 
 
 def _cache_lines(machine: Machine, fitting: int, most: int) -> list[str]:

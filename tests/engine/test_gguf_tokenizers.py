@@ -1,7 +1,10 @@
 """Tokenizers of GGUF files split texts as the library does that made the vocabulary."""
 
 import io
+import unicodedata
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import gguf
 import pytest
@@ -10,8 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
 from tokenizers import Tokenizer
-from transformers import Qwen2Tokenizer
+from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
+from tandemrt.engines.text.tokenizer import read_tokenizer
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.quantize.gguf.byte_level import is_byte_level
 from tandemrt.export.quantize.gguf.checkpoint import ALL_KEPT, write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.reader import BoundedReader
 from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
@@ -83,9 +89,12 @@ def gemma(sentencepiece_model: SentencePieceProcessor, tmp_path_factory: pytest.
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    metadata = {name: field.contents() for name, field in BoundedReader(folder / "model.gguf").fields.items()}
-    write_tokenizer(folder / "model.gguf", metadata, folder)
+    write_tokenizer(folder / "model.gguf", metadata_of(folder / "model.gguf"), folder)
     return Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+def metadata_of(file: Path) -> dict[str, Any]:
+    return {name: field.contents() for name, field in BoundedReader(file).fields.items()}
 
 
 @given(st.lists(st.sampled_from(["\n", " ", "\t", " " * 9, "\n" * 9, "the", "x", "é", "(x):"]), max_size=30))
@@ -104,3 +113,65 @@ def test_a_tokenizer_of_qwen_composes_characters(tmp_path: Path) -> None:
     theirs = Qwen2Tokenizer.from_pretrained(original)
     for text in ("cafe\u0301", "\u1100\u1161", "A\u030a\u0301 \u212b", "plain"):
         assert ours.encode(text, add_special_tokens=False).ids == theirs.encode(text, add_special_tokens=False)
+
+
+@pytest.fixture(scope="module", params=["qwen2", "llama-bpe"])
+def byte_level(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a GGUF file that begins texts with a token, and a folder with its tokenizer."""
+    folder = tmp_path_factory.mktemp(request.param)
+    original = tiny_checkpoint(folder / "hf")
+    begin = Tokenizer.from_file(str(original / "tokenizer.json")).token_to_id("<|endoftext|>")
+    keys = {"pre": request.param, "bos_token_id": begin, "add_bos_token": True}
+    write_gguf(original, folder / "model.gguf", "qwen3", **keys)
+    metadata = metadata_of(folder / "model.gguf")
+    assert is_byte_level(metadata)
+    (folder / "ours").mkdir()
+    write_tokenizer(folder / "model.gguf", metadata, folder / "ours")
+    return folder
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["don't", "I'LL", "12345", " ", "\n", "\r\n\t ", "x=(1);", "Ünïcode", "漢字", "🙂", "<|im_end|>", "e\u0301"]
+        )
+        | st.text(max_size=3),
+        max_size=12,
+    )
+)
+def test_a_byte_level_tokenizer_equals_that_of_transformers(byte_level: Path, parts: list[str]) -> None:
+    theirs = of_transformers(byte_level)
+    text = unicodedata.normalize("NFC", "".join(parts))  # transformers leaves out the normalizer of Qwen
+    ours = read_tokenizer(byte_level / "ours")
+    assert ours.encode(text) == theirs(text)["input_ids"]
+    assert ours.encode("".join(parts))[1:] == ours.encode("".join(parts), add_special_tokens=False)
+    assert ours.decode(ours.encode(text)) == theirs.decode(theirs(text)["input_ids"])
+    assert ours.special_tokens["bos_token"] == theirs.bos_token
+    assert ours.special_tokens["eos_token"] == theirs.eos_token
+
+
+@cache
+def of_transformers(folder: Path) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast.from_pretrained(folder, gguf_file="model.gguf")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("model", "llama"),
+        ("pre", "default"),
+        ("add_eos_token", True),
+        ("merges", ["#version 0"]),
+        ("tokens", ["a", "not of the alphabet"]),
+    ],
+)
+def test_transformers_converts_other_vocabularies(byte_level: Path, key: str, value: object) -> None:
+    metadata = metadata_of(byte_level / "model.gguf")
+    assert not is_byte_level(metadata | {f"tokenizer.ggml.{key}": value})
+
+
+@pytest.mark.parametrize(("key", "value"), [("eos_token_id", 10**6), ("token_type", [3] * 10**4), ("tokens", [1, 2])])
+def test_a_damaged_byte_level_tokenizer_is_rejected(byte_level: Path, tmp_path: Path, key: str, value: object) -> None:
+    metadata = metadata_of(byte_level / "model.gguf") | {f"tokenizer.ggml.{key}": value}
+    with pytest.raises(BadCheckpoint, match=r"model\.gguf: its tokenizer is damaged: .*; download it again"):
+        write_tokenizer(byte_level / "model.gguf", metadata, tmp_path)

@@ -5,10 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tokenizers.normalizers import NFC
-
 from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped
 from tandemrt.engines.validation.extras import pip_install
+from tandemrt.export.quantize.gguf.byte_level import is_byte_level, write_byte_level
 
 _USER_DEFINED = 4  # a type of tokens: text that sentencepiece finds before it merges anything
 
@@ -16,9 +15,15 @@ _USER_DEFINED = 4  # a type of tokens: text that sentencepiece finds before it m
 def write_tokenizer(file: Path, metadata: Mapping[str, Any], folder: Path) -> None:
     """Write the tokenizer of ``file``, which has ``metadata``, into ``folder``. Raises BadCheckpoint.
 
-    transformers converts it. Files do not state the order of Gemma's merges and the normalizer of Qwen, which this
+    transformers converts what ``write_byte_level`` does not. Files do not state the order of Gemma's merges, which this
     function adds.
     """
+    try:
+        if is_byte_level(metadata):
+            write_byte_level(metadata, folder)
+            return
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise BadCheckpoint(f"{file}: its tokenizer is damaged: {clipped(error)}; download it again") from error
     try:
         from transformers import PreTrainedTokenizerFast
     except ModuleNotFoundError as error:
@@ -26,8 +31,6 @@ def write_tokenizer(file: Path, metadata: Mapping[str, Any], folder: Path) -> No
     try:
         # AutoTokenizer would read the metadata twice, to choose a class.
         tokenizer = PreTrainedTokenizerFast.from_pretrained(str(file.parent), gguf_file=file.name)
-        if metadata.get("tokenizer.ggml.pre") == "qwen2":
-            tokenizer.backend_tokenizer.normalizer = NFC()
         tokenizer.save_pretrained(folder)
     except Exception as error:
         raise BadCheckpoint(f"{file}: transformers cannot read the tokenizer: {clipped(error)}") from error
