@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,13 @@ from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype, packed_tensor_name
 from tandemrt.export.graph.weights import Weights
-from tandemrt.export.quantize.float4 import Float4Matrix
 from tandemrt.export.quantize.groups import GROUP_SIZE, QuantizedMatrix, quantize
 from tandemrt.export.quantize.matmuls import EMBEDDING, HEAD, groups, matmul_modules, place, place_on_gpu
 from tandemrt.export.quantize.stored_weights import (
     is_quantized,
+    low_bit_parts,
     packed_format,
     read_float4,
-    read_low_bit_parts,
     read_matrix,
     shape_of,
     tensor_names,
@@ -106,21 +105,34 @@ def write_quantized(
     return QuantizedCheckpoint(written, rounding.weights.error, kept, rounding.scales.error)
 
 
-@dataclass
+@dataclass(frozen=True)
 class _RelativeError:
     """Sums of squares: of the changes by rounding, ``changed``, and of the values before it, ``total``."""
 
     changed: float = 0.0
     total: float = 0.0
 
-    def add(self, after: npt.NDArray, before: npt.NDArray) -> None:
-        self.changed += float(np.square(after - before, dtype=np.float64).sum())
-        self.total += float(np.square(before, dtype=np.float64).sum())
+    @classmethod
+    def of(cls, after: npt.NDArray, before: npt.NDArray) -> "_RelativeError":
+        """Return the error of values ``after`` rounding."""
+        changed, total = (float(np.square(values, dtype=np.float64).sum()) for values in (after - before, before))
+        return cls(changed, total)
+
+    def __add__(self, other: "_RelativeError") -> "_RelativeError":
+        return _RelativeError(self.changed + other.changed, self.total + other.total)
 
     @property
     def error(self) -> float:
         """The root mean square of the changes, relative to the root mean square of the values."""
         return math.sqrt(self.changed / self.total) if self.total else 0.0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows of a quantized weight: the arrays to write, by kind, and the error of its values or scales."""
+
+    arrays: dict[str, npt.NDArray]
+    error: _RelativeError
 
 
 @dataclass
@@ -132,42 +144,56 @@ class _Rounding:
     """
 
     checkpoint: Checkpoint
-    weights: _RelativeError = field(default_factory=_RelativeError)
-    scales: _RelativeError = field(default_factory=_RelativeError)
+    weights: _RelativeError = _RelativeError()
+    scales: _RelativeError = _RelativeError()
     _made: dict[str, npt.NDArray] = field(default_factory=dict)
 
     def part(self, matmul: _Matmul, kind: str) -> Iterator[bytes]:
         """Yield the bytes of ``kind`` (LowBitFormat.shapes) of a weight; call it once per kind, in their order."""
         if f"{matmul.module} {kind}" not in self._made:
             others: dict[str, list[npt.NDArray]] = {}
-            parts = map_ahead(lambda part: part.stored(), self._quantized(matmul), os.cpu_count() or 1)
-            for stored in parts:
-                yield stored.pop(kind).tobytes()
-                for other, values in stored.items():
-                    others.setdefault(other, []).append(values)
+            reads = _parts(matmul, self.checkpoint.tensors)
+            for part in map_ahead(lambda read: read(), reads, os.cpu_count() or 1):
+                yield part.arrays[kind].tobytes()
+                for other in part.arrays.keys() - {kind}:
+                    others.setdefault(other, []).append(part.arrays[other])
+                if matmul.is_packed:
+                    self.scales += part.error
+                else:
+                    self.weights += part.error
             self._made |= {f"{matmul.module} {other}": np.concatenate(parts) for other, parts in others.items()}
         else:
             yield self._made.pop(f"{matmul.module} {kind}").tobytes()
 
-    def _quantized(self, matmul: _Matmul) -> Iterator[QuantizedMatrix | Float4Matrix]:
-        """Yield the quantized weight, or parts of some rows of it."""
-        tensors = self.checkpoint.tensors
-        if matmul.scheme is not None and matmul.form.floats:
-            floats = read_float4(matmul.module, tensors, matmul.scheme)
-            self.scales.add(floats.stored_scales.astype(np.float32) * floats.factors, floats.scales * floats.factors)
-            yield floats
-            return
-        scales_in = numpy_dtype(matmul.form.scales)
-        if matmul.scheme is not None and matmul.is_packed:
-            for packed in read_low_bit_parts(matmul.module, tensors, matmul.scheme):
-                scales = packed.scales.astype(scales_in).astype(np.float32)
-                self.scales.add(scales, packed.scales)
-                yield replace(packed, form=matmul.form, scales=scales)
-            return
-        matrix = read_matrix(matmul.module, tensors, matmul.scheme)
-        quantized = quantize(matrix, matmul.form, scales_in)
-        self.weights.add(quantized.dequantized, matrix)
-        yield quantized
+
+def _parts(matmul: _Matmul, tensors: Mapping[str, StoredTensor]) -> Iterator[Callable[[], _Part]]:
+    """Yield functions that read and quantize a weight, or some rows of it, in any thread."""
+    scheme, scales_in = matmul.scheme, numpy_dtype(matmul.form.scales)
+    if scheme is None or not matmul.is_packed:
+        yield partial(_rounded, matmul, tensors)
+    elif matmul.form.floats:
+        yield partial(_floats, matmul.module, tensors, scheme)
+    else:
+        for read in low_bit_parts(matmul.module, tensors, scheme):
+            yield partial(_repacked, read, matmul.form, scales_in)
+
+
+def _rounded(matmul: _Matmul, tensors: Mapping[str, StoredTensor]) -> _Part:
+    matrix = read_matrix(matmul.module, tensors, matmul.scheme)
+    quantized = quantize(matrix, matmul.form, numpy_dtype(matmul.form.scales))
+    return _Part(quantized.stored(), _RelativeError.of(quantized.dequantized, matrix))
+
+
+def _floats(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> _Part:
+    floats = read_float4(module, tensors, scheme)
+    scales, rounded = floats.scales * floats.factors, floats.stored_scales.astype(np.float32) * floats.factors
+    return _Part(floats.stored(), _RelativeError.of(rounded, scales))
+
+
+def _repacked(read: Callable[[], QuantizedMatrix], form: LowBitFormat, scales_in: npt.DTypeLike) -> _Part:
+    packed = read()
+    scales = packed.scales.astype(scales_in).astype(np.float32)
+    return _Part(replace(packed, form=form, scales=scales).stored(), _RelativeError.of(scales, packed.scales))
 
 
 def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:

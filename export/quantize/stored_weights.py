@@ -1,6 +1,7 @@
 """Read quantized weights of a checkpoint in every supported format, and name the tensors that store them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -8,7 +9,7 @@ import numpy.typing as npt
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.quantize.float4 import GROUPS, Float4Matrix, read_mxfp4, read_nvfp4, read_powers
-from tandemrt.export.quantize.gguf.packed import gguf_form, gguf_shape, read_gguf, read_gguf_parts
+from tandemrt.export.quantize.gguf.packed import gguf_form, gguf_parts, gguf_shape, read_gguf
 from tandemrt.export.quantize.groups import QuantizedMatrix
 from tandemrt.export.quantize.stored_integers import integer_format, integer_shape, read_integers, read_reordered
 from tandemrt.export.quantize.table4 import TENSORS as TABLE4_TENSORS
@@ -92,12 +93,14 @@ def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -
     return rows, count * 2
 
 
-def read_low_bit_parts(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> Iterator[QuantizedMatrix]:
-    """Yield the packed weight of ``module`` in parts of some rows. Raises as ``read_low_bit`` does."""
+def low_bit_parts(
+    module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme
+) -> Iterator[Callable[[], QuantizedMatrix]]:
+    """Yield functions that read some rows of the packed weight of ``module``. Raises as ``read_low_bit`` does."""
     if scheme.layout == "gguf":
-        yield from read_gguf_parts(module, tensors, scheme)
+        yield from gguf_parts(module, tensors, scheme)
     else:
-        yield read_low_bit(module, tensors, scheme)
+        yield partial(read_low_bit, module, tensors, scheme)
 
 
 def read_low_bit(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> QuantizedMatrix:

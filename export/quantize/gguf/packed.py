@@ -8,6 +8,7 @@ Source of the layouts: ggml-common.h and ggml-quants.c of llama.cpp.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from tandemrt.export.read.quantization.gguf import gguf_type
 from tandemrt.export.read.quantization.scheme import Scheme
 
 Bytes = npt.NDArray[np.uint8]
-_VALUES_AT_ONCE = 1 << 20  # to bound the memory use, and for threads to share a matrix
+_VALUES_AT_ONCE = 1 << 18  # of a part: they stay in a cache, and threads share a matrix
 _ROWS = 8  # rows of a part are a multiple of this, as outputs of a tile are
 
 
@@ -64,23 +65,26 @@ def gguf_shape(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme)
     return tensor.shape[0], tensor.shape[1] // stored.nbytes * stored.inputs
 
 
-def read_gguf_parts(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> Iterator[QuantizedMatrix]:
-    """Yield the weight of ``module`` in parts of some rows. Raises BadCheckpoint for a malformed tensor."""
+def gguf_parts(
+    module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme
+) -> Iterator[Callable[[], QuantizedMatrix]]:
+    """Yield functions that read some rows of the weight of ``module``. Raises BadCheckpoint for a malformed tensor."""
     rows, inner = gguf_shape(module, tensors, scheme)
     tensor, stored = find(tensors, f"{module}.weight"), _TYPES[gguf_type(scheme)]
     step = max(_ROWS, _VALUES_AT_ONCE // inner // _ROWS * _ROWS)
-    with tensor.file.open("rb") as file:
-        file.seek(tensor.offset)
-        for begin in range(0, rows, step):
-            count = min(step, rows - begin)
-            data = np.frombuffer(file.read(count * tensor.shape[1]), np.uint8)
-            yield _matrix(stored, data.reshape(count, -1, stored.nbytes), inner)
+    row_bytes = tensor.shape[1]
+
+    def read(begin: int) -> QuantizedMatrix:
+        count = min(step, rows - begin)
+        data = np.fromfile(tensor.file, np.uint8, count * row_bytes, offset=tensor.offset + begin * row_bytes)
+        return _matrix(stored, data.reshape(count, -1, stored.nbytes), inner)
+
+    yield from (partial(read, begin) for begin in range(0, rows, step))
 
 
 def read_gguf(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> QuantizedMatrix:
     """Read the weight of ``module``. Raises BadCheckpoint for a malformed tensor."""
-    parts = list(read_gguf_parts(module, tensors, scheme))
-
+    parts = [read() for read in gguf_parts(module, tensors, scheme)]
     arrays: dict[str, Any] = {
         name: np.concatenate([getattr(part, name) for part in parts])
         for name in ("integers", "scales", "offsets", "subscales", "suboffsets")
