@@ -30,7 +30,8 @@ _COMMON = (
 )
 # Gemma 4 has experts in addition to an MLP, under names without "mlp".
 _IN_ADDITION = (
-    (re.compile(r"(\.layers\.\d+)\.mlp\."), r"\1.mlp.shared_expert."),
+    # A checkpoint that a build wrote has the common names already.
+    (re.compile(r"(\.layers\.\d+)\.mlp\.(?!shared_expert\.|experts\.|gate\.)"), r"\1.mlp.shared_expert."),
     (re.compile(r"(\.layers\.\d+)\.experts\."), r"\1.mlp.experts."),
     (re.compile(r"(\.layers\.\d+)\.router\.(?:proj\.)?"), r"\1.mlp.gate."),
 )

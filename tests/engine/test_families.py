@@ -104,6 +104,15 @@ def test_draft_windows_on_a_cpu_equal_transformers_and_single_tokens_exactly(
     assert torch.equal(logits, continued(decode, window=1))
 
 
+def test_a_quantized_checkpoint_is_read_by_the_names_that_the_build_wrote(
+    checkpoint: tuple[Path, torch.Tensor],
+) -> None:
+    source = Checkpoint.open(checkpoint[0])
+    spec = ModelSpec.from_hf(source.config)
+    written = with_graph_names(source, spec)
+    assert with_graph_names(written, spec).tensors.keys() == written.tensors.keys()
+
+
 def continued(decode: Decoder, *, window: int) -> torch.Tensor:
     """[2, 30, vocab]: the logits of the 30 tokens after both prompts, ``window`` tokens per call."""
     parts = []
