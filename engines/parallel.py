@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from threading import Lock
+from threading import Lock, Thread
 from typing import Generic, TypeVar
 
 A = TypeVar("A")
@@ -37,6 +37,14 @@ class SharedWork(Generic[T]):
     def wait(self) -> T:
         """Wait for the thread that runs the work."""
         return self._future.result()
+
+
+def begun(function: Callable[[], T]) -> SharedWork[T]:
+    """Return work that a thread has begun. If the operating system refuses a thread, ``result`` runs it."""
+    work = SharedWork(function)
+    with suppress(RuntimeError):  # no thread could start, or the interpreter exits
+        Thread(target=work.run).start()
+    return work
 
 
 def map_in_threads(function: Callable[[A], T], items: Iterable[A], threads: int) -> list[T]:

@@ -13,6 +13,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
+from tandemrt.engines.parallel import SharedWork
 from tandemrt.engines.text.chat import OWN
 from tandemrt.engines.text.chat_template import ChatTemplate, randomness_in_template
 from tandemrt.engines.text.control_tokens import ControlText, control_tokens
@@ -140,11 +141,17 @@ def vocabulary_of(tokenizer: Tokenizer, folder: Path, vocab_size: int) -> Vocabu
         return vocabulary_from_tokenizer(tokenizer.backend, vocab_size, tokenizer.writers)
 
 
-def load_tokenizer(folder: Path, *, chat_template: str | None = None, delimiters: Sequence[str] = ()) -> Tokenizer:
+def load_tokenizer(
+    folder: Path,
+    *,
+    chat_template: str | None = None,
+    delimiters: Sequence[str] = (),
+    reading: SharedWork[Tokenizer] | None = None,
+) -> Tokenizer:
     """Return the tokenizer in ``folder``.
 
     An added token that occurs in one of the ``delimiters`` is a control token, special or not. ``chat_template`` is the
-    path of a template that replaces the tokenizer's own.
+    path of a template that replaces the tokenizer's own. ``reading`` is ``read_tokenizer`` of the folder, begun before.
 
     Raises:
         BadBundle: the tokenizer cannot be opened or does not work.
@@ -152,7 +159,7 @@ def load_tokenizer(folder: Path, *, chat_template: str | None = None, delimiters
     """
     template = None if chat_template is None else _template_file(chat_template)
     with _usable(folder):
-        files = read_tokenizer(folder)
+        files = read_tokenizer(folder) if reading is None else reading.result()
         templates = files.chat_templates if template is None else {"default": template}
         tokenizer = Tokenizer(files.backend, files.special_tokens, templates, folder, delimiters)
         require_deterministic(tokenizer)

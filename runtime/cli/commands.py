@@ -17,7 +17,7 @@ from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.command_options import CommandWithSections, takes_options
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
-from tandemrt.engines.text.tokenizer import read_tokenizer
+from tandemrt.engines.text.tokenizer import read_chat_templates
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.cli.arguments import (
     Draft,
@@ -179,7 +179,7 @@ def _show_comparison(result: "Comparison") -> None:
 
 def _as_bundle_takes_them(folder: Path, chats: list["Prompt"]) -> list["Prompt"]:
     """Return the included chats, or their questions as texts if the bundle has no chat template."""
-    if read_tokenizer(Bundle.read(folder).tokenizer_dir).chat_templates:
+    if read_chat_templates(Bundle.read(folder).tokenizer_dir):
         return chats
     return [chat[0]["content"] for chat in chats]  # type: ignore[index]
 

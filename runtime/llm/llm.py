@@ -11,12 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
-from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.bundle.bundle import TOKENIZER, Bundle
 from tandemrt.engines.bundle.lock import locked
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, signature
+from tandemrt.engines.parallel import SharedWork, begun
 from tandemrt.engines.parameters.sampling import SamplingParams
-from tandemrt.engines.text.tokenizer import Tokenizer, load_tokenizer
+from tandemrt.engines.text.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, TandemError, named
 from tandemrt.plugins.tensors.devices.context import create_context
 from tandemrt.plugins.tensors.devices.lookup import device_of
@@ -85,9 +86,11 @@ class LLM:
     ) -> None:
         chosen = RuntimeOptions(**options)
         self._trace = _trace_file(trace)
-        self.bundle = Bundle.open(bundle_folder(bundle, BuildOptions(max_model_len, dtype, draft)))
+        folder = bundle_folder(bundle, BuildOptions(max_model_len, dtype, draft))
+        reading = begun(partial(read_tokenizer, folder / TOKENIZER))  # the longest part of an opening on a CPU
+        self.bundle = Bundle.open(folder)
         chosen.require_fit(self.bundle.limits)
-        self.tokenizer, loop, tower = _open(self.bundle, chosen)
+        self.tokenizer, loop, tower = _open(self.bundle, chosen, reading)
         self._admission = Admission(
             self.bundle,
             self.tokenizer,
@@ -345,14 +348,19 @@ class LLM:
         return queued
 
 
-def _open(bundle: Bundle, options: RuntimeOptions) -> tuple[Tokenizer, EngineLoop, TowerRunner | None]:
-    """Open the tokenizer, then the engines. Threads would gain nothing: reading a tokenizer holds the interpreter."""
+def _open(
+    bundle: Bundle, options: RuntimeOptions, reading: SharedWork[Tokenizer]
+) -> tuple[Tokenizer, EngineLoop, TowerRunner | None]:
+    """Open the engines while a thread is ``reading`` the tokenizer, which needs the interpreter only at its end."""
     create_context(bundle.device(options.device))
-    tokenizer = load_tokenizer(
-        bundle.tokenizer_dir, chat_template=options.chat_template, delimiters=bundle.manifest.delimiter_texts
-    )
     with spinner(f"opening {bundle.name}", bundle.manifest.weights):
         loop, tower = _open_loop(bundle, options)
+        tokenizer = load_tokenizer(
+            bundle.tokenizer_dir,
+            chat_template=options.chat_template,
+            delimiters=bundle.manifest.delimiter_texts,
+            reading=reading,
+        )
     trim_memory()  # reading both takes twice the memory that they need
     return tokenizer, loop, tower
 

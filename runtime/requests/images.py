@@ -18,7 +18,6 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.image_pixels import pixels, pixels_in_worker, require_pillow
-from tandemrt.runtime.requests.media import MediaFetcher
 
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
 PART_TYPES = ("image_url", "image", "file")
@@ -165,6 +164,8 @@ class ImageReader:
         self.entry = entry
         self._low = entry.model_copy(update={"max_pixels": max(entry.min_pixels, min(entry.max_pixels, _LOW_PIXELS))})
         self._options = options
+        from tandemrt.runtime.requests.media import MediaFetcher  # slow to import, and most models read no images
+
         self._media = MediaFetcher.of(options)
         tokens = entry.template_token, entry.image_token
         self._written, self._image = (None if token is None else tokenizer.id_to_token(token) for token in tokens)

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from tandemrt.engines.parallel import map_ahead
+from tandemrt.engines.parallel import begun, map_ahead
 from tandemrt.runtime.workers.parallel import MAX_THREADS, ParallelWork
 from tests.waiting import PATIENCE_S
 
@@ -110,3 +110,25 @@ def test_work_ahead_raises_its_error_at_its_place_also_without_threads(monkeypat
         with pytest.raises(ZeroDivisionError):
             next(results)
         monkeypatch.setattr(Thread, "start", refuse)
+
+
+def test_begun_work_runs_in_another_thread() -> None:
+    meeting = threading.Barrier(2, timeout=PATIENCE_S)
+    work = begun(partial(meet, meeting))
+    meeting.wait()
+    assert work.result() is not threading.current_thread()
+    assert work.result() is work.result()
+
+
+def test_begun_work_runs_in_the_caller_if_no_thread_can_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(Thread, "start", refuse)
+    assert begun(threading.current_thread).result() is threading.current_thread()
+
+
+def test_begun_work_raises_at_the_caller_of_the_result() -> None:
+    work = begun(partial(int, "no number"))
+    with pytest.raises(ValueError, match="no number"):
+        work.result()
