@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tandemrt.engines.parallel import map_in_threads
+from tandemrt.engines.parallel.threads import map_in_threads
 
 # Files too large to read on every opening: their digests are checked on request.
 WEIGHT_SUFFIXES = (".safetensors", ".engine")

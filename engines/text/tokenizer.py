@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from tandemrt.engines.parallel import SharedWork
+from tandemrt.engines.parallel.threads import SharedWork
 from tandemrt.engines.text.chat import OWN
 from tandemrt.engines.text.chat_template import ChatTemplate, randomness_in_template
 from tandemrt.engines.text.control_tokens import ControlText, control_tokens

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.engines.parallel import map_ahead
+from tandemrt.engines.parallel.threads import map_ahead
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype, packed_tensor_name

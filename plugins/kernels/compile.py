@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES
-from tandemrt.engines.parallel import map_in_threads
+from tandemrt.engines.parallel.threads import map_in_threads
 from tandemrt.plugins.kernels import sampling_header
 from tandemrt.plugins.kernels.nvrtc import Program, compile_program
 from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from tandemrt.engines.parallel import map_in_threads
+from tandemrt.engines.parallel.programs import run_program
+from tandemrt.engines.parallel.threads import map_in_threads
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ def compile_library(compiler: str, sources: Sequence[Path], path: Path, options:
 
 def _run(compiler: str, options: Sequence[str], *arguments: str) -> None:
     command = [compiler, *options, *arguments]
-    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+    run_program(command, timeout_s=_TIMEOUT_S).check_returncode()
 
 
 def _warn(compiler: str, error: subprocess.SubprocessError) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tandemrt.engines.contract.operators import T
+from tandemrt.engines.parallel.programs import run_program
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, clipped, quoted
 from tandemrt.plugins.operators.constants import DOMAIN
 from tandemrt.plugins.tensorrt.bindings import DATA_TYPES
@@ -51,7 +52,7 @@ def compile_library(plugins: Iterable[Plugin], headers: Path, folder: Path, *, r
     options = ["-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wno-deprecated-declarations"]
     command = [compiler, *options, *(f"-I{path}" for path in include), str(SOURCE), "-ldl", "-o", str(library)]
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        run_program(command, timeout_s=_TIMEOUT_S).check_returncode()
     except subprocess.CalledProcessError as error:
         first = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr)
         raise BackendUnavailable(

@@ -15,7 +15,7 @@ from tandemrt.engines.bundle.bundle import TOKENIZER, Bundle
 from tandemrt.engines.bundle.lock import locked
 from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions, signature
-from tandemrt.engines.parallel import SharedWork, begun
+from tandemrt.engines.parallel.threads import SharedWork, begun
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.text.tokenizer import Tokenizer, load_tokenizer, read_tokenizer
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, TandemError, named

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.engines.parallel import SharedWork
+from tandemrt.engines.parallel.threads import SharedWork
 from tandemrt.engines.parameters.fit import require_fit
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.parameters.sampling import SamplingParams

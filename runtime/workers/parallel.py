@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from tandemrt.engines.parallel import SharedWork
+from tandemrt.engines.parallel.threads import SharedWork
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 
-from tandemrt.engines.parallel import begun, map_ahead
+from tandemrt.engines.parallel.threads import begun, map_ahead
 from tandemrt.runtime.workers.parallel import MAX_THREADS, ParallelWork
 from tests.waiting import PATIENCE_S
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tandemrt.engines.parallel import map_in_threads
+from tandemrt.engines.parallel.threads import map_in_threads
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.grammars.library import GrammarLibrary

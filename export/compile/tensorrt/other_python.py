@@ -6,17 +6,18 @@ So an older release, or a container image's TensorRT, can build for this project
 import json
 import os
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from functools import cache
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.parallel.programs import run_program
 from tandemrt.engines.recipe.tensorrt import TensorRt
 from tandemrt.engines.user_cache import write_file
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe, clipped, quoted
@@ -120,7 +121,7 @@ def release(python: str) -> str:
     return version
 
 
-def _run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def _run(python: str, *arguments: str) -> CompletedProcess[str]:
     interpreter = shutil.which(python)
     if interpreter is None:
         raise BadRecipe(
@@ -129,7 +130,7 @@ def _run(python: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     # These variables describe this interpreter's packages.
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
     command = [interpreter, worker.__file__, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return run_program(command, environment=environment)
 
 
 def _last_lines(text: str) -> str:

@@ -7,7 +7,7 @@ from typing import Protocol, cast
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
-from tandemrt.engines.parallel import map_in_threads
+from tandemrt.engines.parallel.threads import map_in_threads
 from tandemrt.engines.recipe.backend_status import BackendStatus
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.validation.errors import BackendUnavailable

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from tandemrt.engines.parallel import map_in_threads
+from tandemrt.engines.parallel.threads import map_in_threads
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.onnxruntime.sessions import place
 from tandemrt.plugins.tensors import torch

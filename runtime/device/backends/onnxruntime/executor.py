@@ -16,7 +16,7 @@ from tandemrt.engines.contract.calls import Sizes, largest_calls
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.decoder import Decoder, Operator, Step, Subgraph
 from tandemrt.engines.contract.operators import COLLECTIVES
-from tandemrt.engines.parallel import map_in_threads
+from tandemrt.engines.parallel.threads import map_in_threads
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.operators.launch import Call, Context, Ranks

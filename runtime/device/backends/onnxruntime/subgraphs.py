@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tandemrt.engines.contract.contract import Contract
-from tandemrt.engines.parallel import map_in_threads
+from tandemrt.engines.parallel.threads import map_in_threads
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.onnxruntime.sessions import place
 from tandemrt.plugins.tensors import torch

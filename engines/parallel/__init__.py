@@ -1,0 +1,1 @@
+"""Work in other threads and in other programs."""
