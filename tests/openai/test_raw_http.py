@@ -1,9 +1,12 @@
 """Clients that speak HTTP badly, over real sockets: each is bounded, and its end is noticed."""
 
+import fcntl
 import http.client
 import json
 import signal
 import socket
+import sys
+import termios
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -150,6 +153,13 @@ def unread_responses(served: Served) -> Iterator[None]:
         with pytest.raises(TimeoutError):
             silent.sendall(request * 1_000_000)
         yield
+
+
+def test_few_bytes_that_a_client_does_not_read_wait_in_the_kernel(served: Served) -> None:
+    with unread_responses(served):
+        for connection in served.server.server_state.connections:
+            unsent = fcntl.ioctl(connection.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+            assert int.from_bytes(unsent, sys.byteorder) < 256 << 10
 
 
 def test_a_client_that_does_not_read_is_disconnected(locked: Served) -> None:

@@ -4,8 +4,10 @@ import asyncio
 import ipaddress
 import resource
 import select
+import socket
 import sys
 from collections import Counter
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -24,6 +26,7 @@ HEALTH = "/health"
 OTHER_FILES = 256  # files that a server opens in addition to connections
 MAX_HEAD = 16 << 10  # bytes of a request's head
 _RECEIVED = memoryview(bytearray(16 << 10))  # what one call parses; shared, because a call ends before the next begins
+_UNSENT = 16 << 10  # bytes of responses that the kernel keeps in addition to those that the client's kernel has
 _LEAVING_S = 1.0  # between two looks at a connection that is not read
 _HUNG_UP = select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0)  # the last one is of Linux
 
@@ -95,6 +98,7 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
         super().connection_made(transport)
         # A response waits for its client, and the timer runs meanwhile. With 0, TLS pauses while nothing waits.
         transport.set_write_buffer_limits(high=1)
+        _limit_unsent(transport.get_extra_info("socket"))
         self._network = client_network(self.client[0] if self.client else "")
         self._refusal = self._limits.enter(self, self._network)
         if self._refusal is not None:
@@ -187,6 +191,12 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
             for event in events:
                 self.transport.write(self.conn.send(event) or b"")
         self.transport.close()
+
+
+def _limit_unsent(connection: socket.socket) -> None:
+    """Let a connection wait for its client early: by default the kernel takes megabytes that are not read."""
+    with suppress(OSError):  # a Unix socket, or a kernel without this option
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
 
 
 class _Refusing:
