@@ -18,7 +18,7 @@ threading.Thread(target=run_program, args=[sys.argv[1:]]).start()
 
 
 def with_child(path: Path) -> list[str]:
-    """Make a pipe at ``path``, and return a program whose child process writes a line to it, and another one much later."""
+    """Make a pipe at ``path``, and return a program whose child writes a line to it, and another one much later."""
     os.mkfifo(path)
     return ["/bin/sh", "-c", f"(echo begun; sleep 5; echo late) > {path} & wait"]
 

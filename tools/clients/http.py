@@ -12,9 +12,9 @@ JSON = {"Content-Type": "application/json"}
 Body = bytes | Mapping[str, Any]
 
 
-def post(port: int, path: str, body: Body) -> bytes:
-    """Send ``body`` (a mapping is sent as JSON) and return the response's body."""
-    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)) as connection:
+def post(port: int, path: str, body: Body, source: str = "127.0.0.1") -> bytes:
+    """Send ``body`` (a mapping is sent as JSON) from a local address, and return the response's body."""
+    with closing(http.client.HTTPConnection("127.0.0.1", port, TIMEOUT_S, (source, 0))) as connection:
         connection.request("POST", path, encode(body), JSON)
         with connection.getresponse() as response:
             return response.read()

@@ -28,6 +28,7 @@ from tandemrt.runtime.llm.free_memory import trim_memory
 from tools.bench.memory import resident_mb
 from tools.bench.report import Json
 from tools.quality.attack.behaviours import behaviours
+from tools.quality.attack.files import model_file_attacks
 from tools.quality.attack.frontends import Frontend, HttpFrontend, http_frontend, python_frontend
 from tools.quality.attack.images import image_requests
 from tools.quality.attack.measure import AttackResult, Gaps, measure_alone, measure_attack
@@ -111,7 +112,7 @@ def _attacks(frontend: Frontend, only: str) -> dict[str, Callable[[], str]]:
     if isinstance(frontend, HttpFrontend):
         more |= {name: partial(behave, frontend) for name, behave in behaviours().items()}
     else:
-        more |= process_attacks(frontend)
+        more |= process_attacks(frontend) | model_file_attacks()
     return attacks | {name: attack for name, attack in more.items() if only in name}
 
 

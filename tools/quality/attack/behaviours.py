@@ -1,15 +1,20 @@
 """HTTP clients that misbehave for SECONDS, whatever they request."""
 
+import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from random import randrange
+from threading import Lock
 
-from tools.clients.http import encode, get
-from tools.quality.attack.frontends import HttpFrontend, refused
+from tools.clients.http import encode, get, post
+from tools.quality.attack.frontends import REFUSED, HttpFrontend, refused
 
 SECONDS = 3.0
 ATTACKER = "127.0.0.2"  # limits per address are not the victim's
 SILENT = 500  # connections of each attacker: four have more than one address may
+_ONE_AT_A_TIME = Lock()  # for attacks that need room in the cache
 _HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 _ENDLESS = {"prompt": "x", "stream": True, "ignore_eos": True, "user": "attacker"}
 
@@ -18,6 +23,8 @@ _LARGE = {"max_tokens": 97, "logprobs": 20, "ignore_eos": True}
 _PROMPT_LOGPROBS = {"prompt": [[70] * 400] * 128, "prompt_logprobs": 20, "max_tokens": 1}
 _KEYS = b"{%s}" % b",".join([*(b'"k%d":1' % index for index in range(200_000)), rb'"\ud83d\ude00":1'])
 _LISTS = b'{"messages":[{"role":"user","content":"x"}],"tools":[%s]}' % b",".join([b"[]"] * 1_000_000)
+_HALF_CHARACTER = rb'{"input":"x","metadata":{"a":"\ud83d"}}'
+_INFINITE = b'{"input":"x","tools":[{"type":"function","name":"f","parameters":{"maximum":1e400}}]}'
 _VARIABLES = {
     "messages": [{"role": "user", "content": "x"}],
     "max_tokens": 1,
@@ -39,6 +46,10 @@ def behaviours() -> dict[str, Callable[[HttpFrontend], str]]:
         "bodies of one-byte chunks": lambda frontend: _repeat(lambda: _tiny_chunks(frontend)),
         "late bytes, then hang-ups": lambda frontend: _repeat(lambda: _hang_up(frontend, late=b"x")),
         "clients that read nothing": _read_nothing,
+        "bodies without an end, from forged addresses": _forged,
+        "another client's prompt": _cached_prompt,
+        "a response that repeats half a character": lambda frontend: _response(frontend, _HALF_CHARACTER),
+        "a response that repeats 1e400": lambda frontend: _response(frontend, _INFINITE),
         "128 prompts with their logprobs": lambda frontend: frontend.send(_PROMPT_LOGPROBS),
         "128 texts with logprobs": lambda frontend: frontend.send({"prompt": ["x"] * 128} | _LARGE),
         "one text with all logprobs": lambda frontend: frontend.send({"prompt": "x"} | _LARGE),
@@ -69,8 +80,8 @@ def _connect(frontend: HttpFrontend) -> socket.socket:
     return socket.create_connection(("127.0.0.1", frontend.port), timeout=60, source_address=(ATTACKER, 0))
 
 
-def _request(data: bytes, length: int | None = None) -> bytes:
-    return _HEAD + b"Content-Length: %d\r\n\r\n%s" % (length or len(data), data)
+def _request(data: bytes, length: int | None = None, head: bytes = _HEAD) -> bytes:
+    return head + b"Content-Length: %d\r\n\r\n%s" % (length or len(data), data)
 
 
 def _hang_up(frontend: HttpFrontend, late: bytes = b"") -> None:
@@ -105,9 +116,21 @@ def _status(frontend: HttpFrontend, header: bytes) -> str:
     """Send a request with ``header`` in place of the usual one of its name, and return the status line."""
     name = header.partition(b":")[0]
     lines = [header if line.startswith(name) else line for line in _HEAD.splitlines(keepends=True)]
+    return refused(_status_line(frontend, _request(b'{"prompt": "x"}', head=b"".join(lines))))
+
+
+def _response(frontend: HttpFrontend, body: bytes) -> str:
+    """Ask for a response that could not be written as JSON. Raises RuntimeError unless it is refused."""
+    status = _status_line(frontend, _request(body, head=_HEAD.replace(b"completions", b"responses")))
+    if " 400 " not in status:
+        raise RuntimeError(f"a response that cannot be written: {status}")
+    return refused(status)
+
+
+def _status_line(frontend: HttpFrontend, request: bytes) -> str:
     with _connect(frontend) as connection:
-        connection.sendall(b"".join(lines) + b"Content-Length: 15\r\n\r\n" + b'{"prompt": "x"}')
-        return refused(connection.recv(100).partition(b"\r\n")[0].decode())
+        connection.sendall(request)
+        return connection.recv(100).partition(b"\r\n")[0].decode()
 
 
 def _half_sent(frontend: HttpFrontend) -> str:
@@ -137,22 +160,48 @@ def _silent(frontend: HttpFrontend) -> str:
 
 
 def _unfinished(frontend: HttpFrontend, clients: int, size: int) -> str:
-    """Send all of several bodies but the last byte."""
-    connections = []
-    refused = 0
-    try:
-        for _ in range(clients):
-            connection = _connect(frontend)
-            connections.append(connection)
-            try:
-                connection.sendall(_request(b" " * (size - 1), size))
-            except OSError:  # refused before its end
-                refused += 1
+    with _open_bodies(frontend, [_HEAD] * clients, size) as cut_off:
         time.sleep(SECONDS)
-    finally:
-        for connection in connections:
-            connection.close()
-    return f"{len(connections)} bodies, {refused} cut off"
+    return f"{clients} bodies, {cut_off} cut off"
+
+
+def _forged(frontend: HttpFrontend) -> str:
+    """Hold bodies under many addresses while another client asks. Raises RuntimeError if that client is refused."""
+    heads = [_HEAD + b"X-Forwarded-For: 198.51.100.%d\r\n" % number for number in range(50)]
+    with _open_bodies(frontend, heads, 4 << 20) as cut_off:
+        body = encode({"prompt": "x", "max_tokens": 1})
+        answer = frontend.post("/v1/completions", body.rjust(4 << 20))
+    if answer.startswith(REFUSED):
+        raise RuntimeError(f"bodies from forged addresses: another client was {answer}")
+    return f"{len(heads)} bodies, {cut_off} cut off"
+
+
+@contextmanager
+def _open_bodies(frontend: HttpFrontend, heads: list[bytes], size: int) -> Iterator[int]:
+    """Send all of a body but the last byte after each head; yield the number of bodies that the server cut off."""
+    cut_off = 0
+    with ExitStack() as connections:
+        for head in heads:
+            connection = connections.enter_context(_connect(frontend))
+            try:
+                connection.sendall(_request(b" " * (size - 1), size, head))
+            except OSError:  # refused before its end
+                cut_off += 1
+        yield cut_off
+
+
+def _cached_prompt(frontend: HttpFrontend) -> str:
+    """Ask as another client did before. Raises RuntimeError if the answer tells so."""
+    prompt = [randrange(3, 200) for _ in range(130)]
+    cached = []
+    with _ONE_AT_A_TIME:
+        for source in ("127.0.0.1", ATTACKER, ATTACKER):
+            body = {"prompt": prompt, "max_tokens": 1}
+            usage = json.loads(post(frontend.port, "/v1/completions", body, source))["usage"]
+            cached.append(usage["prompt_tokens_details"]["cached_tokens"])
+    if cached[1]:
+        raise RuntimeError(f"{cached[1]} tokens that another client sent were cached")
+    return f"another client's: {cached[1]} tokens cached, one's own: {cached[2]}"
 
 
 def _slow_reader(frontend: HttpFrontend) -> str:

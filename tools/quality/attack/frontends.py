@@ -121,7 +121,8 @@ def python_frontend(bundle: Path) -> Iterator[PythonFrontend]:
 @contextmanager
 def http_frontend(bundle: Path) -> Iterator[HttpFrontend]:
     """Serve a copy of the bundle on a free port."""
-    with copied(bundle) as copy, openai_server(copy, threads=1, clients=64) as server:
+    options = ("--salt-cache-by", "address")
+    with copied(bundle) as copy, openai_server(copy, threads=1, clients=64, options=options) as server:
         yield HttpFrontend(server.port, server.pid, copy)
 
 
