@@ -1,10 +1,9 @@
-"""Greedy autoregressive decoding by transformers: the target's answers, and the drafts that agree with them."""
+"""Greedy autoregressive decoding by transformers: a model's answers, and whether they are exact."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from tools.demo.corpus import Example
 from tools.demo.tokenizer import THINK_END, prompt_ids
@@ -34,30 +33,3 @@ def record_of(tokenizer: Any, answer: Sequence[int]) -> str | None:
 def exact(tokenizer: Any, example: Example, answer: Sequence[int]) -> bool:
     """Return whether the answer's record equals the example's, character for character."""
     return record_of(tokenizer, answer) == example.record
-
-
-@torch.inference_mode()
-def accepted_per_round(draft: Any, prompt: Sequence[int], answer: Sequence[int], window: int) -> list[int]:
-    """Return how many drafted tokens each round accepts when ``answer`` is the target's greedy text.
-
-    Every round the draft writes ``window`` tokens greedily, one after another, after the text so far; the
-    round emits those that agree with the target and one token of the target's own, or less where the answer ends.
-    """
-    cache, sequence = DynamicCache(config=draft.config), [*prompt, *answer]
-    known, cached, rounds = len(prompt), 0, []
-    while known < len(sequence):
-        pending, drafted = sequence[cached:known], []
-        for _ in range(window):
-            ids = torch.tensor([pending], device=draft.device)
-            logits = draft(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-            pending = [int(logits[0, -1].argmax())]
-            drafted += pending
-        truth = sequence[known : known + window]
-        agree = [mine == theirs for mine, theirs in zip(drafted, truth, strict=False)]
-        accepted = agree.index(False) if False in agree else len(agree)
-        cached = known + min(accepted, window - 1)
-        if surplus := cache.get_seq_length() - cached:
-            cache.crop(-surplus)
-        known += accepted + 1
-        rounds.append(accepted)
-    return rounds

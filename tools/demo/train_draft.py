@@ -5,14 +5,14 @@ fixes sentences, their order and the initial weights; floating-point results dif
 """
 
 from pathlib import Path
-from typing import Annotated
+from typing import Any
 
 import typer
 
 from tools.demo import models
 from tools.demo.corpus import examples
 from tools.demo.tokenizer import prompt_ids
-from tools.drafts import command
+from tools.drafts.command import Course, training
 from tools.drafts.kinds import Kind, Sizes
 
 FEATURES = (1, 3, 5)
@@ -20,48 +20,37 @@ FEATURES = (1, 3, 5)
 MASK = 2047  # an id without text
 BUILT = Path("engines/built/drafts")
 """Receives the drafts that are not part of the repository, which the recipes tools/demo/*.toml name."""
-RATES = {Kind.EAGLE3: 2e-3, Kind.PEAGLE: 2e-3, Kind.MTP: 1e-3, Kind.PARD: 3e-3, Kind.DFLASH: 2e-3}
 
 
-def main(
-    kind: command.KindArgument,
-    device: command.Device = command.DEVICE,
-    texts: command.Texts = 8192,
-    longest: command.Longest = 320,
-    together: command.Together = 1024,
-    written: command.Written = None,
-    steps: command.Steps = 2500,
-    batch: command.Batch = 32,
-    vocabulary: command.Vocabulary = 768,
-    width: Annotated[int, typer.Option(min=1, help="Width of the MLPs of eagle3, peagle and dflash")] = 256,
-    seed: command.Seed = 0,
-    out: command.Out = None,
-) -> None:
-    """Train a draft."""
-    target, tokenizer = models.load(models.TARGET, device)
-    command.train(
-        kind,
-        target,
-        tokenizer,
-        [prompt_ids(tokenizer, example) for example in examples(seed, texts)],
-        Sizes(
-            features=FEATURES,
-            mask=MASK,
-            width=width,
-            heads=target.config.num_attention_heads // 2,
-            smaller=lambda: models.load(models.DRAFT, device)[0].train(),
-        ),
-        out or (BUILT if kind in (Kind.MTP, Kind.PEAGLE) else models.CHECKPOINTS) / kind,
-        rate=RATES[kind],
-        longest=longest,
-        together=together,
-        written=written,
-        steps=steps,
-        batch=batch,
-        vocabulary=vocabulary,
-        seed=seed,
+def _prompts(tokenizer: Any, seed: int, count: int) -> list[list[int]]:
+    return [prompt_ids(tokenizer, example) for example in examples(seed, count)]
+
+
+def _sizes(target: Any, _tokenizer: Any) -> Sizes:
+    return Sizes(
+        features=FEATURES,
+        mask=MASK,
+        width=256,
+        heads=target.config.num_attention_heads // 2,
+        smaller=lambda: models.load(models.DRAFT, target.device)[0].train(),
     )
 
+
+main = training(
+    Course(
+        open_target=lambda device: models.load(models.TARGET, device),
+        prompts=_prompts,
+        sizes=_sizes,
+        folder=lambda kind: (BUILT if kind in (Kind.MTP, Kind.PEAGLE) else models.CHECKPOINTS) / kind,
+        rates={Kind.EAGLE3: 2e-3, Kind.PEAGLE: 2e-3, Kind.MTP: 1e-3, Kind.PARD: 3e-3, Kind.DFLASH: 2e-3},
+        texts=8192,
+        longest=320,
+        together=1024,
+        steps=2500,
+        batch=32,
+        vocabulary=768,
+    )
+)
 
 if __name__ == "__main__":
     typer.run(main)

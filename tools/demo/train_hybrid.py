@@ -6,18 +6,16 @@ included weights had a second run, with ``--seed 1 --rate 2e-3 --start FOLDER``,
 """
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 from torch.nn import functional
-from torch.utils.data import DataLoader
 
 from tools.demo import models
-from tools.demo.batches import IGNORED, Batch, Batches
-from tools.demo.train import Loss, fit
+from tools.demo.batches import IGNORED
+from tools.demo.train import Loss, Student, data
 
 _DATA = 100  # a stream of examples of its own
 
@@ -33,17 +31,14 @@ def main(
     threads: Annotated[int, typer.Option(min=1, help="Threads of a CPU")] = os.cpu_count() or 1,
 ) -> None:
     """Train the hybrid."""
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     torch.set_num_threads(threads)
     draft, tokenizer = models.load(models.DRAFT, device)
     if start is None:
         hybrid = begin(models.create_hybrid(tokenizer, seed).to(device), draft)
     else:
         hybrid = models.load(start, device)[0].train()
-    chunks = DataLoader(Batches(tokenizer, _DATA + seed, batch, steps), batch_size=None, num_workers=1)
-    data: Iterator[Batch] = (one for chunk in chunks for one in chunk)
-    fit("hybrid", hybrid, _loss(hybrid, draft), data, steps, rate, tokenizer, reports=3)
-    models.save(hybrid, tokenizer, out)
+    student = Student(hybrid, tokenizer, _loss(hybrid, draft))
+    student.learn(data(tokenizer, _DATA + seed, batch, steps), steps, rate, out)
 
 
 @torch.no_grad()
