@@ -23,11 +23,13 @@
 #define TINY 1e-30f          /* a step whose largest input is not above counts as zeros */
 
 /* STEP inputs of a row, rounded to 8 bits, and the sums of their integers: of the first half, the second, and both.
- */
+ * ``scaled_sums``: these times the scale. ``starts``: these times minus the zero point of weights that store none. */
 typedef struct {
     int8_t integers[STEP];
-    float scale, sums[3];
+    float scale, sums[3], scaled_sums[3];
+    int32_t starts[3];
 } Rounded;
+#define SUM_OF(parts, part) ((parts) == 1 ? (size_t)2 : (part))
 
 typedef struct {
     const float* x;
@@ -42,6 +44,16 @@ typedef struct {
 } Call;
 
 /* ---- portable ---- */
+
+/* Fill in what follows from the sums of the two halves and the scale. */
+static void complete(const Call* call, Rounded* rounded) {
+    const float zero = call->zeros || call->offsets ? 0.0f : MIDDLE(call->bits);
+    rounded->sums[2] = rounded->sums[0] + rounded->sums[1];
+    for (int i = 0; i < 3; i++) {
+        rounded->scaled_sums[i] = rounded->sums[i] * rounded->scale;
+        rounded->starts[i] = (int32_t)(-zero * rounded->sums[i]);
+    }
+}
 
 static void round_row(const Call* call, size_t row) {
     const float* x = call->x + row * call->inner;
@@ -65,7 +77,7 @@ static void round_row(const Call* call, size_t row) {
         rounded->scale = inverse != 0.0f ? largest / 127.0f : nothing;
         rounded->sums[0] = (float)sums[0];
         rounded->sums[1] = (float)sums[1];
-        rounded->sums[2] = (float)(sums[0] + sums[1]);
+        complete(call, rounded);
     }
 }
 
@@ -101,18 +113,18 @@ static void row_portable(const Call* call, size_t tile, size_t row) {
             const size_t of_tile = part / call->parts_of_group,
                          group = (tile * call->groups + of_tile) * COLUMNS + column;
             const size_t outer = (tile * call->scales_of_output + of_tile / call->groups_of_scale) * COLUMNS + column;
-            const float sum = x->sums[parts == 1 ? 2 : part % parts];
+            const size_t sum = SUM_OF(parts, part % parts);
             int32_t exact = 0;
             for (size_t i = part % parts * inputs; i < part % parts * inputs + inputs; i++)
                 exact +=
                     integer_at(weight + part / parts * STEP_BYTES(call->bits), call->bits, i, column) * x->integers[i];
             float zero = call->zeros ? (float)call->zeros[group] : call->offsets ? 0.0f : MIDDLE(call->bits);
-            float number = (float)exact - zero * sum; /* exact */
+            float number = (float)exact - zero * x->sums[sum]; /* exact */
             float scale = call->scales[outer] * (call->subscales ? (float)call->subscales[group] : 1.0f);
             all = multiply_add(number, scale * x->scale, all);
             if (call->offsets) {
                 float offset = call->offsets[outer] * (call->suboffsets ? (float)call->suboffsets[group] : 1.0f);
-                all = multiply_add(offset, sum * x->scale, all);
+                all = multiply_add(offset, x->scaled_sums[sum], all);
             }
         }
         out[column] = all;
@@ -163,6 +175,7 @@ AVX2 static void round_row_avx2(const Call* call, size_t row) {
             _mm256_storeu_si256(integers, _mm256_setzero_si256());
             rounded->scale = finite ? 0.0f : NAN;
             memset(rounded->sums, 0, sizeof(rounded->sums));
+            complete(call, rounded);
             continue;
         }
         __m256i whole[4];
@@ -176,7 +189,7 @@ AVX2 static void round_row_avx2(const Call* call, size_t row) {
         rounded->scale = top / 127.0f;
         rounded->sums[0] = (float)_mm_cvtsi128_si32(halves);
         rounded->sums[1] = (float)_mm_extract_epi32(halves, 1);
-        rounded->sums[2] = rounded->sums[0] + rounded->sums[1];
+        complete(call, rounded);
     }
 }
 
@@ -228,6 +241,8 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #define WORDS Words8
 #define JOIN(type, low, high) ((type)(low))
 #define PREFETCH(at) (void)0
+#define STARTS_AT_MIDDLE 0 /* the sums of 4 bits have too few bits for it */
+#define START(start) (WORDS){0}
 #define ADD_PAIR(sums, low, first, high, second, bits) add_pair(sums, low, first, high, second, bits)
 #define WHOLE(sums, bits) whole(sums, bits)
 #define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
@@ -242,6 +257,8 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #undef WORDS
 #undef JOIN
 #undef PREFETCH
+#undef STARTS_AT_MIDDLE
+#undef START
 #undef ADD_PAIR
 #undef WHOLE
 #undef MULTIPLY_ADD
@@ -253,6 +270,8 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #define WORDS Words16
 #define JOIN(type, low, high) ((type)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)(low)), (__m256i)(high), 1))
 #define PREFETCH(at) _mm_prefetch(at, _MM_HINT_T1) /* the processor's own prefetches do not follow two tiles */
+#define STARTS_AT_MIDDLE 1
+#define START(start) ((Words16)_mm512_set1_epi32(start))
 #define DOT(sums, weights, x) _mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(weights), (__m512i)(x))
 #define ADD_PAIR(sums, low, first, high, second, bits) ((Words16)DOT(DOT(sums, low, first), high, second))
 #define WHOLE(sums, bits) _mm512_cvtepi32_ps((__m512i)(sums))

@@ -1,6 +1,6 @@
 /* Rows of low_bit_int8_matmul, compiled for each kind of processor. low_bit_int8_matmul.c defines what differs: NAME,
- * TARGET, VECTOR_TILES, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, ADD_PAIR, WHOLE and MULTIPLY_ADD. All kinds give the
- * same bits. */
+ * TARGET, VECTOR_TILES, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, STARTS_AT_MIDDLE, START, ADD_PAIR, WHOLE and
+ * MULTIPLY_ADD. All kinds give the same bits. */
 
 /* Compute ``rows`` rows of VECTOR_TILES tiles of weights of ``bits`` bits; both are constants. A tile that is missing
  * computes the first one again. */
@@ -16,82 +16,88 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
     const Rounded* x = call->rounded + row * steps;
     FLOATS sums[MOST_ROWS], outer_scale = {0}, outer_offset = {0}, scale = {0}, offset = {0};
     FLOATS middle = LANES_OF(FLOATS, offsets ? 0.0f : -MIDDLE(bits));
+    const int adds_middle = zeros || !(offsets || STARTS_AT_MIDDLE);
+    size_t left_in_group = 0, left_in_scale = 0;
     WORDS plane = {0};
     UNROLL
     for (int r = 0; r < rows; r++) sums[r] = (FLOATS){0};
-    for (size_t part = 0, left_in_group = 0, left_in_scale = 0; part < steps * parts; part++, left_in_group--) {
-        WORDS exact[MOST_ROWS];
+    for (size_t step = 0; step < steps; step++, x++, weight += STEP_BYTES(bits)) {
         UNROLL
-        for (int r = 0; r < rows; r++) exact[r] = (WORDS){0};
-        _Pragma("GCC unroll 1") for (size_t pair = part % parts * pairs; pair < part % parts * pairs + pairs; pair++) {
-            const uint8_t* at = weight + (bits == 8 ? 64 : 32) * pair;
-            const WORDS both = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
-            PREFETCH(at + (VECTOR_TILES + pair % 2) * bytes);
-            WORDS low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
-            if (bits == 8) {
-                low = both;
-                high = JOIN(WORDS, load_words(at + 32), load_words(at + 32 + next * bytes));
-                PREFETCH(at + (VECTOR_TILES + 1 - pair % 2) * bytes);
-            } else if (bits > 4) {
-                const uint32_t more = bits == 5 ? 0x10101010 : 0x30303030;
-                if (pair % (4 / (bits - 4)) == 0) {
-                    at = weight + 128 + (bits == 6 ? 16 * pair : 0);
-                    plane = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
-                    PREFETCH(at + (VECTOR_TILES + pair / 2) * bytes);
+        for (size_t line = 0; line < STEP_BYTES(bits); line += 64) {
+            PREFETCH(weight + VECTOR_TILES * bytes + line);
+            PREFETCH(weight + (VECTOR_TILES + 1) * bytes + line);
+        }
+        UNROLL
+        for (size_t part = 0; part < parts; part++, left_in_group--) {
+            const size_t inputs = SUM_OF(parts, part);
+            WORDS exact[MOST_ROWS];
+            UNROLL
+            for (int r = 0; r < rows; r++) exact[r] = START(x[(size_t)r * steps].starts[inputs]);
+            if (bits == 5 || bits == 6) {
+                const uint8_t* at = weight + 128 + 32 * part;
+                plane = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
+            }
+            _Pragma("GCC unroll 1") for (size_t pair = part * pairs; pair < (part + 1) * pairs; pair++) {
+                const uint8_t* at = weight + (bits == 8 ? 64 : 32) * pair;
+                const WORDS both = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
+                WORDS low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
+                if (bits == 8) {
+                    low = both;
+                    high = JOIN(WORDS, load_words(at + 32), load_words(at + 32 + next * bytes));
+                } else if (bits > 4) {
+                    const uint32_t more = bits == 5 ? 0x10101010 : 0x30303030;
+                    low |= plane << 4 & more;
+                    high |= plane << (8 - bits) & more;
+                    plane >>= 2 * (bits - 4);
                 }
-                low |= plane << 4 & more;
-                high |= plane << (8 - bits) & more;
-                plane >>= 2 * (bits - 4);
+                UNROLL
+                for (int r = 0; r < rows; r++) {
+                    const int8_t* integers = x[(size_t)r * steps].integers + 8 * pair;
+                    const WORDS first = LANES_OF(WORDS, load_word(integers));
+                    exact[r] = ADD_PAIR(exact[r], low, first, high, LANES_OF(WORDS, load_word(integers + 4)), bits);
+                }
+            }
+            if (left_in_group == 0) {
+                left_in_group = call->parts_of_group;
+                if (left_in_scale == 0) {
+                    left_in_scale = call->groups_of_scale;
+                    outer_scale = JOIN(FLOATS, load_floats(scales), load_floats(scales + next * outer_values));
+                    PREFETCH(scales + VECTOR_TILES * outer_values);
+                    PREFETCH(scales + (VECTOR_TILES + 1) * outer_values);
+                    scales += COLUMNS;
+                    if (offsets) {
+                        outer_offset = JOIN(FLOATS, load_floats(offsets), load_floats(offsets + next * outer_values));
+                        PREFETCH(offsets + VECTOR_TILES * outer_values);
+                        PREFETCH(offsets + (VECTOR_TILES + 1) * outer_values);
+                        offsets += COLUMNS;
+                    }
+                }
+                left_in_scale--;
+                scale = outer_scale;
+                offset = outer_offset;
+                if (subscales) {
+                    scale *= JOIN(FLOATS, integers_as_floats(subscales), integers_as_floats(subscales + next * values));
+                    subscales += COLUMNS;
+                }
+                if (suboffsets) {
+                    offset *=
+                        JOIN(FLOATS, integers_as_floats(suboffsets), integers_as_floats(suboffsets + next * values));
+                    suboffsets += COLUMNS;
+                }
+                if (zeros) {
+                    middle = -JOIN(FLOATS, bytes_as_floats(zeros), bytes_as_floats(zeros + next * values));
+                    zeros += COLUMNS;
+                }
             }
             UNROLL
             for (int r = 0; r < rows; r++) {
-                const int8_t* integers = x[(size_t)r * steps].integers + 8 * pair;
-                const WORDS first = LANES_OF(WORDS, load_word(integers));
-                exact[r] = ADD_PAIR(exact[r], low, first, high, LANES_OF(WORDS, load_word(integers + 4)), bits);
+                const Rounded* rounded = x + (size_t)r * steps;
+                FLOATS number = WHOLE(exact[r], bits); /* exact, also with the middle */
+                if (adds_middle) number = MULTIPLY_ADD(middle, LANES_OF(FLOATS, rounded->sums[inputs]), number);
+                sums[r] = MULTIPLY_ADD(number, scale * rounded->scale, sums[r]);
+                if (call->offsets)
+                    sums[r] = MULTIPLY_ADD(offset, LANES_OF(FLOATS, rounded->scaled_sums[inputs]), sums[r]);
             }
-        }
-        if (left_in_group == 0) {
-            left_in_group = call->parts_of_group;
-            if (left_in_scale == 0) {
-                left_in_scale = call->groups_of_scale;
-                outer_scale = JOIN(FLOATS, load_floats(scales), load_floats(scales + next * outer_values));
-                PREFETCH(scales + VECTOR_TILES * outer_values);
-                PREFETCH(scales + (VECTOR_TILES + 1) * outer_values);
-                scales += COLUMNS;
-                if (offsets) {
-                    outer_offset = JOIN(FLOATS, load_floats(offsets), load_floats(offsets + next * outer_values));
-                    PREFETCH(offsets + VECTOR_TILES * outer_values);
-                    PREFETCH(offsets + (VECTOR_TILES + 1) * outer_values);
-                    offsets += COLUMNS;
-                }
-            }
-            left_in_scale--;
-            scale = outer_scale;
-            offset = outer_offset;
-            if (subscales) {
-                scale *= JOIN(FLOATS, integers_as_floats(subscales), integers_as_floats(subscales + next * values));
-                subscales += COLUMNS;
-            }
-            if (suboffsets) {
-                offset *= JOIN(FLOATS, integers_as_floats(suboffsets), integers_as_floats(suboffsets + next * values));
-                suboffsets += COLUMNS;
-            }
-            if (zeros) {
-                middle = -JOIN(FLOATS, bytes_as_floats(zeros), bytes_as_floats(zeros + next * values));
-                zeros += COLUMNS;
-            }
-        }
-        UNROLL
-        for (int r = 0; r < rows; r++) {
-            const Rounded* rounded = x + (size_t)r * steps;
-            const float sum = rounded->sums[parts == 1 ? 2 : part % parts];
-            const FLOATS number = MULTIPLY_ADD(middle, LANES_OF(FLOATS, sum), WHOLE(exact[r], bits)); /* exact */
-            sums[r] = MULTIPLY_ADD(number, scale * rounded->scale, sums[r]);
-            if (call->offsets) sums[r] = MULTIPLY_ADD(offset, LANES_OF(FLOATS, sum * rounded->scale), sums[r]);
-        }
-        if (part % parts == parts - 1) {
-            weight += STEP_BYTES(bits);
-            x++;
         }
     }
     UNROLL
