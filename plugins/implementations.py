@@ -103,6 +103,14 @@ IMPLEMENTATIONS = {
     "float4_matmul": OperatorImplementations(
         "reference.float4:float4_matmul", "functions.float4:bodies", "kernels.low_bit_matmul:launch_float4"
     ),
+    **{
+        f"{kind}_matmul": OperatorImplementations(
+            f"reference.k_quants:{kind}_matmul",
+            f"functions.k_quants:{kind}_bodies",
+            f"kernels.low_bit_matmul:launch_{kind}",
+        )
+        for kind in ("q4_k", "q6_k")
+    },
     "low_bit_int8_matmul": OperatorImplementations(
         "reference.low_bit_int8:low_bit_int8_matmul", "functions.low_bit_int8:bodies"
     ),

@@ -143,15 +143,20 @@ def _attention(
     )
 
 
-def _low_bit_matmul(numbers: str, *weight: Binding, optional: tuple[str, ...] = ()) -> Schema:
-    """Return the schema of a matmul with a ``weight`` of ``numbers`` of 4 or 8 bits on a GPU."""
+def _low_bit_matmul(
+    numbers: str, *weight: Binding, optional: tuple[str, ...] = (), kernels: str = "", groups: bool = True
+) -> Schema:
+    """Return the schema of a matmul with a ``weight`` of ``numbers`` of 4 or 8 bits on a GPU.
+
+    ``groups``: an attribute has the size of groups.
+    """
     return Schema(
         f"{numbers}_matmul",
         inputs=(Binding("x", T, ("tokens", "inner")), *weight, _PROMPT_ROWS),
         outputs=(Binding("out", T, ("tokens", "width")),),
-        attributes={"group_size": "int"},
+        attributes={"group_size": "int"} if groups else {},
         optional=(*optional, "prompt_rows"),
-        kernels=numbers,
+        kernels=kernels or numbers,
         batch_invariant=True,
     )
 
@@ -414,6 +419,17 @@ SCHEMAS = {
             Binding("weight", "uint8", ("width", "half_padded")),
             Binding("scales", "uint8", ("width", "groups")),
             Binding("factors", "float32", ("width",)),
+        ),
+        *(
+            _low_bit_matmul(  # weights of types K of GGUF: int8 scales per group, and factors of these
+                kind,
+                Binding("weight", "uint8", ("width", "bytes")),
+                Binding("scales", "int8", ("width", "groups")),
+                Binding("factors", "float16", ("width", "blocks")),
+                kernels="k_quants",
+                groups=False,
+            )
+            for kind in ("q4_k", "q6_k")
         ),
         Schema(  # on a CPU: weights of 4 to 8 bits, inputs rounded to 8 bits, the same bits for a row in any call
             "low_bit_int8_matmul",

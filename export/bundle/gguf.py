@@ -15,11 +15,12 @@ from tandemrt.engines.validation.errors import clipped
 from tandemrt.export.quantize.gguf.checkpoint import KeptTypes, write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.split import only_model, parts_of, vision_files
 from tandemrt.export.quantize.writer import Progress
-from tandemrt.export.read.quantization.gguf import GGUF_TYPES, MATMUL_TYPES
+from tandemrt.export.read.quantization.gguf import GGUF_TYPES, GPU_EXPERTS, GPU_TYPES, MATMUL_TYPES
 from tandemrt.export.staging import sole_builder, staged, unwritable_cache
 from tandemrt.plugins.onnxruntime.custom_operators import has_kernels
+from tandemrt.plugins.operators.constants import LOW_BIT_OUTPUTS
 
-_FORMAT = 4  # of the written folders; another number writes them again
+_FORMAT = 5  # of the written folders; another number writes them again
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,8 @@ class GgufCheckpoint:
         """The place of the checkpoint. Its name has a digest of the file's parts. Raises BadCheckpoint."""
         parts = [(str(part.resolve()), part.stat()) for part in parts_of(self.file)]
         stats = [(path, stat.st_size, stat.st_mtime_ns) for path, stat in parts]
-        named = json.dumps([_FORMAT, sorted(self.kept.names), self.kept.everywhere, *stats])
+        kept = {name: sorted(of) if isinstance(of, frozenset) else of for name, of in vars(self.kept).items()}
+        named = json.dumps([_FORMAT, kept, *stats])
         digest = hashlib.sha256(named.encode()).hexdigest()
         return cache_folder() / CHECKPOINTS / f"{self.file.stem}-{digest[:12]}"
 
@@ -68,11 +70,13 @@ def gguf_checkpoints(recipe: Recipe) -> dict[str, GgufCheckpoint]:
     Types for which the backend has matmuls stay packed. Embeddings and heads do if the draft does not share them.
     """
     on_cpu, shares = recipe.backend.device == "cpu", isinstance(recipe.draft, HeadDraft)
+    paged = recipe.cache == "paged" and recipe.ranks == 1
     checkpoints: dict[str, GgufCheckpoint] = {}
     for role, checkpoint in recipe.checkpoints().items():
         if (file := gguf_file(checkpoint)) is not None:
             dtype = str(recipe.target.dtype if role == "target" else recipe.draft_dtype)
-            kept = kept_types(on_cpu=on_cpu, compute=recipe.computed_in(dtype), draft_shares=shares)
+            compute = recipe.computed_in(dtype)
+            kept = kept_types(on_cpu=on_cpu, paged=paged, compute=compute, draft_shares=shares)
             checkpoints[role] = GgufCheckpoint(file, kept)
     return checkpoints
 
@@ -106,14 +110,18 @@ def gguf_file(checkpoint: Path) -> Path | None:
     return None
 
 
-def kept_types(*, on_cpu: bool, compute: str, draft_shares: bool) -> KeptTypes:
+def kept_types(*, on_cpu: bool, paged: bool, compute: str, draft_shares: bool) -> KeptTypes:
     """Return the types that stay packed in a checkpoint for a backend that computes in ``compute``.
 
-    ``draft_shares``: the draft reads the target's embedding or head, and needs floats there.
+    ``paged``: the kernels of a GPU multiply, in one rank. ``draft_shares``: the draft reads the target's embedding or
+    head, and needs floats there.
     """
     if on_cpu and compute == "float32" and has_kernels():
-        return KeptTypes(GGUF_TYPES, everywhere=not draft_shares)
-    return KeptTypes(MATMUL_TYPES, everywhere=False)
+        return KeptTypes(GGUF_TYPES, GGUF_TYPES, embedding=not draft_shares, head=not draft_shares)
+    if paged and compute in ("bfloat16", "float16"):
+        head = not draft_shares
+        return KeptTypes(GPU_TYPES, GPU_EXPERTS, alike=True, embedding=False, head=head, outputs=LOW_BIT_OUTPUTS)
+    return KeptTypes(MATMUL_TYPES, MATMUL_TYPES, embedding=False, head=False)
 
 
 def _without_vision(file: Path) -> str:

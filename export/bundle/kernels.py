@@ -14,11 +14,12 @@ from tandemrt.export.bundle.models import Draft, Model, Models
 from tandemrt.export.graph.weights import EXPERTS
 from tandemrt.export.read.recurrent_layers import ShortConvolution
 from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
+from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 
 # Kernels that replace the engines without weights; the other kernels run between the subgraphs of a decoder.
 _WEIGHTLESS_KERNELS = {SCHEMAS[operator].kernels for operator in WEIGHTLESS_ENGINES.values()}
 _FLOAT8_KERNELS, _EXPERT_KERNELS = (SCHEMAS[name].kernels for name in ("scaled_matmul", "experts"))
-_LOW_BIT_KERNELS = {numbers: SCHEMAS[f"{numbers}_matmul"].kernels for numbers in ("int4", "int8", "float4")}
+_LOW_BIT_KERNELS = {"int4": ("int4",), "int8": ("int8",), "float4": ("float4",), "k_quants": tuple(K_QUANTS)}
 _LOW_BIT_EXPERTS = {numbers: SCHEMAS[f"{numbers}_experts"].kernels for numbers in ("int4", "int8", "float4", "float8")}
 _RECURRENT_KERNELS, _CONVOLUTION_KERNELS = (SCHEMAS[name].kernels for name in ("linear_attention", "short_convolution"))
 _LATENT_KERNELS = SCHEMAS["latent_attention"].kernels
@@ -66,7 +67,10 @@ def kernels_for(recipe: Recipe, models: Models, target: EngineEntry) -> Iterator
             for model in models
             if (quantization := model.quantization) is not None
         ),
-        **{file: any(_has(numbers, model) for model in models) for numbers, file in _LOW_BIT_KERNELS.items()},
+        **{
+            file: any(_has(each, model) for each in numbers for model in models)
+            for file, numbers in _LOW_BIT_KERNELS.items()
+        },
         **{
             file: any(_has(numbers, model, experts=True) for model in models)
             for numbers, file in _LOW_BIT_EXPERTS.items()

@@ -114,7 +114,8 @@ def _local(checkpoint: Path, options: BuildOptions, machine: Machine) -> Path | 
     if (file := gguf_file(checkpoint)) is not None:
         compute = computed_in(options.dtype or "int8", paged=not machine.on_cpu)
         shares = draft_option(options.draft)[0] in get_args(HeadKind)
-        kept = kept_types(on_cpu=machine.on_cpu, compute=compute, draft_shares=shares)
+        on_cpu = machine.on_cpu
+        kept = kept_types(on_cpu=on_cpu, paged=not on_cpu, compute=compute, draft_shares=shares)
         return GgufCheckpoint(file.resolve(), kept)
     return checkpoint.resolve() if checkpoint.is_dir() else None
 

@@ -20,6 +20,7 @@ from tandemrt.export.passes.batch_invariance import NotBatchInvariant
 from tandemrt.export.passes.graph_pass import Pipeline
 from tandemrt.export.passes.over_ranks import over_ranks
 from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, WITHOUT_LAYERS
+from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 
 Progress = Callable[[str, int, int], None]  # phase, steps done, steps in all
 # Operators whose target is batch-invariant only if a recipe requires it, and why (docs/invariance.md)
@@ -28,6 +29,7 @@ _ON_REQUEST = {
     "int4_matmul": "short prompts through 4-bit weights would be slower",
     "int8_matmul": "short prompts through 8-bit weights would be slower",
     "float4_matmul": "short prompts through 4-bit weights would be slower",
+    **{f"{kind}_matmul": "short prompts through weights of types K would be slower" for kind in K_QUANTS},
 }
 
 

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
+from tandemrt.plugins.operators.k_quants_layout import BLOCK, K_QUANTS
 from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS, interleaved_shape
 
 
@@ -22,7 +23,7 @@ class LowBitFormat:
         interleaved: the layout of the operator low_bit_int8_matmul instead.
         offsets: whether groups have offsets, which are added to the products of integers and scales.
         groups_per_scale: with several, scales and offsets have two levels: a float32 one for so many groups, and for
-            each group an int8 one that multiplies it.
+            each group an int8 one that multiplies it. Then ``tiles`` are the layout of a type K (K_QUANTS).
         floats: floats of 4 or 8 bits in the layouts of the operators float4_matmul and float8_experts instead; then
             also ``tiles``.
     """
@@ -39,11 +40,15 @@ class LowBitFormat:
     @property
     def numbers(self) -> str:
         """The name of the values' type."""
+        if self.tiles and self.groups_per_scale > 1:
+            return "q4_k" if self.offsets else "q6_k"
         return f"{'float' if self.floats else 'int'}{self.bits}"
 
     @property
     def scales(self) -> str:
         """The dtype of the scales."""
+        if self.numbers in K_QUANTS:
+            return "float16"
         if self.floats:
             return "uint8" if self.bits == 4 else "float32"
         return self.tiles or "float32"
@@ -53,6 +58,12 @@ class LowBitFormat:
         shapes: dict[str, tuple[str, tuple[int, ...]]]
         if self.interleaved:
             return self._interleaved_shapes(rows, inner)
+        if (quant := K_QUANTS.get(self.numbers)) is not None:
+            return {
+                f"tiles{self.group_size}": ("uint8", (rows, inner * quant.bits // 8)),
+                "scales": ("int8", (rows, quant.scales_of_output(inner))),
+                "factors": ("float16", (rows, quant.factors_of_output(inner))),
+            }
         # The last may be padded.
         aligned = self.tiles and self.numbers != "float8"
         count = scales_of_output(inner, self.group_size) if aligned else -(-inner // self.group_size)
@@ -82,6 +93,14 @@ class LowBitFormat:
             "suboffsets": ("int8", by_group, two_levels and self.offsets),
         }
         return shapes | {kind: (dtype, shape) for kind, (dtype, shape, used) in optional.items() if used}
+
+
+def k_quant_format(kind: str, dtype: str) -> LowBitFormat:
+    """Return the form of a weight of a type K on a GPU that computes in ``dtype``."""
+    quant = K_QUANTS[kind]
+    return LowBitFormat(
+        quant.bits, quant.group, tiles=dtype, offsets=quant.minima, groups_per_scale=BLOCK // quant.group
+    )
 
 
 def numpy_dtype(dtype: str) -> np.dtype:

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from tandemrt.engines.contract.dtypes import COMPUTE
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.graph.builder import GraphBuilder
-from tandemrt.export.graph.low_bit_format import LowBitFormat, packed_tensor_name
+from tandemrt.export.graph.low_bit_format import LowBitFormat, k_quant_format, packed_tensor_name
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.kv_cache import cache_scales, is_cache_scale
@@ -19,6 +19,7 @@ from tandemrt.export.read.values import require_scales
 from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.float_tiles import OUTPUTS, tiled_shape
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES
+from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 from tandemrt.plugins.operators.low_bit_interleaved import GROUP_SIZES as INTERLEAVED_GROUPS
 
 _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
@@ -26,7 +27,7 @@ _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.(?:rotary_emb\.inv_freq|bias|masked_bias)")
 
 _TILES = ".tiles"
-_NUMBERS = ("int8", "int6", "int5", "int4", "float4", "float8")  # of low-bit formats
+_NUMBERS = ("int8", "int6", "int5", "int4", "float4", "float8", *K_QUANTS)  # of low-bit formats
 _OF_GROUPS = ("scales", "zeros", "offsets", "subscales")  # kinds of tensors (LowBitFormat.shapes)
 EXPERTS = ".mlp.experts."  # in the names of their weights
 
@@ -166,6 +167,9 @@ class Weights:
         for group_size in float4.GROUP_SIZES:
             if packed_tensor_name(name, "float4", f"tiles{group_size}") in tensors:
                 return LowBitFormat(4, group_size, tiles=self.dtype, floats=True)
+        for numbers, quant in K_QUANTS.items():
+            if packed_tensor_name(name, numbers, f"tiles{quant.group}") in tensors:
+                return k_quant_format(numbers, self.dtype)
         if packed_tensor_name(name, "float8", f"tiles{CHUNK}") in tensors:
             return LowBitFormat(8, CHUNK, tiles=self.dtype, floats=True)
         return None

@@ -1,6 +1,7 @@
 """Matmuls with weights of 4 or 8 bits on a GPU, by the project's operators."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import onnx_ir as ir
 
@@ -11,10 +12,12 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.plugins.functions.float4 import float4_matmul
 from tandemrt.plugins.functions.int4 import int4_matmul
 from tandemrt.plugins.functions.int8 import int8_matmul
+from tandemrt.plugins.functions.k_quants import k_quants_matmul
 from tandemrt.plugins.functions.low_bit_experts import low_bit_experts
-from tandemrt.plugins.operators.constants import DOMAIN
+from tandemrt.plugins.operators.constants import DOMAIN, LOW_BIT_OUTPUTS
+from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 
-INPUTS, OUTPUTS = 32, 8  # the inputs and outputs of a matmul must be multiples of these
+INPUTS = 32  # the inputs of a matmul must be a multiple of this
 OVERLOADS = {False: "", True: "zeros"}  # by whether there are zero points, which some matmuls of a model may have
 
 _ZEROS = ("gate_up_zeros", "down_zeros")
@@ -37,13 +40,14 @@ def low_bit_matmul(
     """
     inner, form = width_of(x), low_bit_format
     for module, width in zip(modules, widths, strict=True):
-        if inner % INPUTS or width % OUTPUTS:
-            rule = f"matmuls in {form.bits} bits on a GPU need inputs in multiples of {INPUTS} and outputs of {OUTPUTS}"
-            raise BadCheckpoint(f"{module}: {rule}; it has {inner} and {width}; build it with another dtype")
+        if inner % INPUTS or width % LOW_BIT_OUTPUTS:
+            raise BadCheckpoint(
+                f"{module}: matmuls in {form.bits} bits on a GPU need inputs in multiples of {INPUTS} and outputs of "
+                f"{LOW_BIT_OUTPUTS}; it has {inner} and {width}; build it with another dtype"
+            )
     outputs = [(dtype, (*dims_of(x)[:-1], sum(widths)))]
-    (matmul,) = b.custom(
-        f"{form.numbers}_matmul", x, *weight, domain=DOMAIN, outputs=outputs, group_size=form.group_size
-    )
+    groups = {} if form.numbers in K_QUANTS else {"group_size": form.group_size}
+    (matmul,) = b.custom(f"{form.numbers}_matmul", x, *weight, domain=DOMAIN, outputs=outputs, **groups)
     b.nodes[-1].overload = OVERLOADS[form.zeros]
     return matmul
 
@@ -53,7 +57,8 @@ def low_bit_functions(w: Weights, of_experts: Sequence[str] = ()) -> tuple[ir.Fu
 
     ``of_experts``: the optional inputs that the operators of experts have, besides zero points.
     """
-    bodies = {"int8": int8_matmul, "float4": float4_matmul}
+    bodies: dict[str, Callable[[], ir.Function]] = {"int8": int8_matmul, "float4": float4_matmul}
+    bodies |= {kind: partial(k_quants_matmul, kind) for kind in K_QUANTS}
     matmuls = {(form.numbers, form.zeros) for form in w.low_bit_formats(experts=False) if form.tiles}
     experts = {(form.numbers, form.zeros) for form in w.low_bit_formats(experts=True) if form.tiles}
     return (

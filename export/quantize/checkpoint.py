@@ -193,7 +193,8 @@ def _floats(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) ->
 def _repacked(read: Callable[[], QuantizedMatrix], form: LowBitFormat, scales_in: npt.DTypeLike) -> _Part:
     packed = read()
     scales = packed.scales.astype(scales_in).astype(np.float32)
-    return _Part(replace(packed, form=form, scales=scales).stored(), _RelativeError.of(scales, packed.scales))
+    matrix = replace(packed, scales=scales).in_form(form)
+    return _Part(matrix.stored(), _RelativeError.of(scales, packed.scales))
 
 
 def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
@@ -217,7 +218,7 @@ def _matmuls(
         scheme = quantization.scheme(*checkpoint.names_of(module)) if quantization else None
         if scheme is not None and scheme.packed and (module in rounded or is_quantized(module, tensors, scheme)):
             shape = shape_of(module, tensors, scheme)
-            form = packed_format(scheme, shape[1], floats=tiles is not None)
+            form = packed_format(scheme, shape[1], on_gpu=tiles is not None)
             yield _Matmul(module, *shape, _laid_out(form, tiles, interleaved), scheme)
         elif bits is not None and module in rounded and f"{module}.weight" in tensors:
             shape = (

@@ -68,7 +68,11 @@ def read_mxfp4(blocks: StoredTensor, scales: StoredTensor) -> Float4Matrix:
     which is not a number.
     """
     powers = read_powers(scales)
-    codes = unpacked(read_values(blocks)).reshape(*powers.shape, MXFP4_GROUP)
+    return mxfp4_matrix(unpacked(read_values(blocks)).reshape(*powers.shape, MXFP4_GROUP), powers)
+
+
+def mxfp4_matrix(codes: npt.NDArray[np.uint8], powers: npt.NDArray[np.float32]) -> Float4Matrix:
+    """Return the matrix with ``codes`` uint8 [rows, groups, 32] and scales that are powers of 2, [rows, groups]."""
     factors = powers.max(axis=1, keepdims=True) / _LARGEST_POWER
     return Float4Matrix(codes, powers / factors, factors)
 

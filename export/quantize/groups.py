@@ -6,15 +6,16 @@ the integers in another order (plugins/reference/int4.py and int8.py).
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 
 from tandemrt.export.graph.low_bit_format import LowBitFormat, numpy_dtype
-from tandemrt.plugins.operators.int4_layout import in_tiles, padded_inner, scales_of_output
+from tandemrt.plugins.operators.int4_layout import CHUNK, in_tiles, padded_inner, scales_of_output
 from tandemrt.plugins.operators.int8_layout import bytes_in_tiles
+from tandemrt.plugins.operators.k_quants_layout import K_QUANTS, KQuant
 from tandemrt.plugins.operators.low_bit_interleaved import by_tile, interleaved
 
 GROUP_SIZE = 32  # values per scale: as fast as larger groups (docs/benchmarks.md), and the most exact
@@ -48,7 +49,7 @@ class QuantizedMatrix:
         if self.offsets is not None:
             values = integers * scales + self._each_group(self.offsets, self.suboffsets)
         else:
-            zeros = np.float32(1 << (self.form.bits - 1)) if self.zeros is None else self.zeros[:, :, None]
+            zeros = np.float32(self._middle) if self.zeros is None else self.zeros[:, :, None]
             values = (integers - zeros) * scales
         matrix: npt.NDArray[np.float32] = values.reshape(len(values), -1)[:, : self.inner]
         return matrix
@@ -61,8 +62,24 @@ class QuantizedMatrix:
             values = values.repeat(self.form.groups_per_scale, axis=1) * factors
         return values[:, :, None]
 
+    def in_form(self, form: LowBitFormat) -> "QuantizedMatrix":
+        """Return the matrix with equal values in a ``form`` with more bits, smaller groups or another layout."""
+        integers, subscales = self.integers, self.subscales
+        if form.bits > self.form.bits and self.offsets is None:
+            integers = integers + np.uint8((1 << form.bits >> 1) - self._middle)
+        if subscales is not None and (split := self.form.group_size // form.group_size) > 1:
+            integers, subscales = integers.reshape(len(integers), -1, form.group_size), subscales.repeat(split, axis=1)
+        return replace(self, form=form, integers=integers, subscales=subscales)
+
+    @property
+    def _middle(self) -> int:
+        """The zero point of a matrix without zero points and offsets."""
+        return 1 << (self.form.bits - 1)
+
     def stored(self) -> dict[str, npt.NDArray]:
         """Return the arrays to write, keyed as in ``LowBitFormat.shapes``."""
+        if (quant := K_QUANTS.get(self.form.numbers)) is not None:
+            return self._k_quant(quant)
         if self.form.tiles:
             return self._tiles()
         if self.form.interleaved:
@@ -76,6 +93,19 @@ class QuantizedMatrix:
         kinds = ("scales", "zeros", "offsets", "subscales", "suboffsets")
         by_tiles = {kind: by_tile(array) for kind in kinds if (array := getattr(self, kind)) is not None}
         return {f"interleaved{self.form.group_size}": interleaved(integers, self.form.bits), **by_tiles}
+
+    def _k_quant(self, quant: KQuant) -> dict[str, npt.NDArray]:
+        rows, factors = len(self.integers), [self.scales]
+        scales, integers = self.subscales, self.integers.reshape(rows, -1)
+        assert scales is not None
+        if self.offsets is not None and self.suboffsets is not None:
+            by_chunk = [each.reshape(rows, -1, 1, CHUNK // quant.group) for each in (scales, self.suboffsets)]
+            scales, factors = np.concatenate(by_chunk, axis=2).reshape(rows, -1), [self.scales, -self.offsets]
+        return {
+            f"tiles{quant.group}": quant.stored_integers(integers),
+            "scales": scales,
+            "factors": np.stack(factors, axis=2).reshape(rows, -1).astype(np.float16),
+        }
 
     def _tiles(self) -> dict[str, npt.NDArray]:
         integers = wide(self.integers.reshape(len(self.integers), -1), padded_inner(self.inner))

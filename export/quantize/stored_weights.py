@@ -9,7 +9,7 @@ import numpy.typing as npt
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.quantize.float4 import GROUPS, Float4Matrix, read_mxfp4, read_nvfp4, read_powers
-from tandemrt.export.quantize.gguf.packed import gguf_form, gguf_parts, gguf_shape, read_gguf
+from tandemrt.export.quantize.gguf.packed import gguf_form, gguf_parts, gguf_shape, read_gguf, read_gguf_mxfp4
 from tandemrt.export.quantize.groups import QuantizedMatrix
 from tandemrt.export.quantize.stored_integers import integer_format, integer_shape, read_integers, read_reordered
 from tandemrt.export.quantize.table4 import TENSORS as TABLE4_TENSORS
@@ -54,15 +54,15 @@ def tensor_names(module: str, scheme: Scheme) -> tuple[str, ...]:
 _INPUTS = ("input_scale", "input_zero_point")  # of inputs that a build leaves unquantized
 
 
-def packed_format(scheme: Scheme, inner: int, *, floats: bool = False) -> LowBitFormat:
+def packed_format(scheme: Scheme, inner: int, *, on_gpu: bool = False) -> LowBitFormat:
     """Return the format in which a build writes a packed weight with ``inner`` inputs.
 
-    ``floats``: 4-bit floats stay floats. Otherwise they become integers of 8 bits.
+    ``on_gpu``: 4-bit floats stay floats. For a CPU they become integers of 8 bits.
     """
-    if scheme.layout == "gguf":
-        return gguf_form(scheme)
     if (group := GROUPS.get(scheme.weight)) is not None:
-        return LowBitFormat(4 if floats else 8, group, floats=floats)
+        return LowBitFormat(4 if on_gpu else 8, group, floats=on_gpu)
+    if scheme.layout == "gguf":
+        return gguf_form(scheme, on_gpu=on_gpu)
     return integer_format(scheme, inner)
 
 
@@ -114,6 +114,8 @@ def read_low_bit(module: str, tensors: Mapping[str, StoredTensor], scheme: Schem
 
 def read_float4(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> Float4Matrix:
     """Read the weight of ``module``, floats of 4 bits. Raises BadCheckpoint, by name, for tensors that do not fit."""
+    if scheme.layout == "gguf":
+        return read_gguf_mxfp4(module, tensors, scheme)
     rows, inner = shape_of(module, tensors, scheme)
     values, groups = find(tensors, f"{module}.{_float4_values(scheme)}"), (rows, inner // scheme.group_shape[1])
     if scheme.weight == "mxfp4":

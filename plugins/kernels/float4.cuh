@@ -43,7 +43,8 @@ struct Float4 {
     using More = float;
     using Held = u32;  // the scales of a thread's inputs in the chunk's four groups of 32
     static constexpr int LOADS = 1;
-    static constexpr bool SCALES_NUMBERS = true;
+    static constexpr bool SCALES_NUMBERS = true, MINIMA = false;
+    static constexpr int GROUP = 32;
     const Scale* scales;
     const More* factors;
     int shift;  // 1 << shift groups of 16 inputs share a scale

@@ -31,7 +31,8 @@ struct Float8 {
     using More = u8;
     using Held = float;
     static constexpr int LOADS = 2;
-    static constexpr bool SCALES_NUMBERS = false;
+    static constexpr bool SCALES_NUMBERS = false, MINIMA = false;
+    static constexpr int GROUP = 32;
     const Scale* scales;
     const More* none;
     int shift;

@@ -27,7 +27,8 @@ struct IntegerGroups {
     using T = T_;
     using Scale = u16;
     using More = u8;
-    static constexpr bool SCALES_NUMBERS = false;
+    static constexpr bool SCALES_NUMBERS = false, MINIMA = false;
+    static constexpr int GROUP = 32;
     const Scale* scales;
     const More* zeros;  // two per byte; without ZEROS all are the middle
     int shift;

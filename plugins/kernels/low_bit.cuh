@@ -1,5 +1,6 @@
 // Weights of 4 or 8 bits in the order of plugins/operators/int4_layout.py and int8_layout.py. A format is a struct that
-// turns the words of a thread into numbers: Int4, Int8 and Float4.
+// turns the words of a thread into numbers: Int4, Int8, Float4 and KQuants. GROUP: the inputs of which a tensor core
+// instruction has some: 32, or all 16. MINIMA: the format subtracts a number per group from its values.
 #pragma once
 #include "elements.cuh"
 #include "intrinsics.cuh"

@@ -14,6 +14,18 @@ struct LowBitChunk {
     typename Format::Held held[HALVES];
 };
 
+// A thread's eight inputs of a group of 32: neighbours, or four in each half, so that a tensor core instruction has the
+// inputs of one group of 16.
+template <int GROUP>
+__device__ __forceinline__ uint4 eight_inputs(const u16* x) {
+    if constexpr (GROUP == 32) {
+        return __ldg(reinterpret_cast<const uint4*>(x));
+    } else {
+        uint2 low = __ldg(reinterpret_cast<const uint2*>(x)), high = __ldg(reinterpret_cast<const uint2*>(x + 16));
+        return make_uint4(low.x, low.y, high.x, high.y);
+    }
+}
+
 // use(row, output) for every second output of every row.
 template <class Use>
 __device__ __forceinline__ void for_pairs(int rows, int outputs, int begin, int step, Use use) {
@@ -64,7 +76,7 @@ __device__ void low_bit_matmul(const u16* x, const u8* weight, Format format, in
         scale_at[i] = of * stored;
     }
 #pragma unroll
-    for (int t = 0; t < ROW_TILES; ++t) x_at[t] = min(8 * t + line, rows - 1) * inner + 8 * part;
+    for (int t = 0; t < ROW_TILES; ++t) x_at[t] = min(8 * t + line, rows - 1) * inner + Format::GROUP / 4 * part;
     auto load = [&](int chunk) {
         LowBitChunk<Format, HALVES> found;
 #pragma unroll
@@ -96,7 +108,14 @@ __device__ void low_bit_matmul(const u16* x, const u8* weight, Format format, in
             }
 #pragma unroll
             for (int t = 0; t < ROW_TILES; ++t) {
-                uint4 in = __ldg(reinterpret_cast<const uint4*>(x + (x_at[t] + k)));
+                uint4 in = eight_inputs<Format::GROUP>(x + (x_at[t] + k));
+                [[maybe_unused]] float of_inputs[4] = {};  // their sum, for each output
+                if constexpr (Format::MINIMA) {
+                    u32 one = T::pack(make_float2(1, 1));
+                    const u32 ones[4] = {one, one, one, one};
+                    T::mma(of_inputs, ones, in.x, in.y);
+                    T::mma(of_inputs, ones, in.z, in.w);
+                }
 #pragma unroll
                 for (int i = 0; i < TILES; ++i) {
                     const u32 first[4] = {numbers[i][0], numbers[i][1], numbers[i][2], numbers[i][3]};
@@ -104,12 +123,26 @@ __device__ void low_bit_matmul(const u16* x, const u8* weight, Format format, in
                     if constexpr (Format::SCALES_NUMBERS) {
                         T::mma(sums[i][t], first, in.x, in.y);
                         T::mma(sums[i][t], second, in.z, in.w);
+                    } else if constexpr (Format::GROUP == 16) {
+                        float low[4] = {}, high[4] = {};
+                        T::mma(low, first, in.x, in.y);
+                        T::mma(high, second, in.z, in.w);
+#pragma unroll
+                        for (int j = 0; j < 4; ++j) {
+                            auto& of = held[2 * i + j / 2];
+                            sums[i][t][j] += Format::scale(of, 2 * group) * low[j];
+                            sums[i][t][j] += Format::scale(of, 2 * group + 1) * high[j];
+                        }
                     } else {
                         float sum[4] = {};
                         T::mma(sum, first, in.x, in.y);
                         T::mma(sum, second, in.z, in.w);
 #pragma unroll
-                        for (int j = 0; j < 4; ++j) sums[i][t][j] += Format::scale(held[2 * i + j / 2], group) * sum[j];
+                        for (int j = 0; j < 4; ++j) {
+                            auto& of = held[2 * i + j / 2];
+                            sums[i][t][j] += Format::scale(of, group) * sum[j];
+                            if constexpr (Format::MINIMA) sums[i][t][j] -= Format::minimum(of, group) * of_inputs[j];
+                        }
                     }
                 }
             }

@@ -14,13 +14,22 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels.linear import BatchInvariantMatmul
-from tandemrt.plugins.kernels.low_bit_format import FLOAT4, INT4, INT8, THREADS, Format, dequantization
+from tandemrt.plugins.kernels.low_bit_format import (
+    FLOAT4,
+    INT4,
+    INT8,
+    Q4_K,
+    Q6_K,
+    THREADS,
+    Format,
+    dequantization,
+)
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, current_stream, suffix
 from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
+from tandemrt.plugins.operators.constants import LOW_BIT_OUTPUTS
 from tandemrt.plugins.operators.int4_layout import CHUNK, padded_inner
 from tandemrt.plugins.operators.launch import Call, Context
 
-_OUTPUTS, _INPUTS = 8, 32  # required multiples
 _MAX_ROWS = 64  # rows of the kernel that reads the weight once
 _SCRATCH = 64 << 20  # bytes of dequantized weights
 _WARPS = THREADS // 32  # of a block; they split the inputs (split-K)
@@ -29,7 +38,7 @@ _OF_WARP = 32  # outputs
 
 def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
     """Bind an operator. The number of rows alone selects the implementation; for batch invariance their kind does."""
-    group_size = attributes["group_size"]
+    group_size = attributes.get("group_size", form.groups[0])
     if not context.batch_invariant:
         operands = _Operands.of(form, tensors, group_size)
         return LowBitFewRows(operands, context) if operands.rows <= _MAX_ROWS else ManyRows(operands, context)
@@ -41,6 +50,7 @@ def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], conte
 
 
 launch_int4, launch_int8, launch_float4 = (partial(_launch, form) for form in (INT4, INT8, FLOAT4))
+launch_q4_k, launch_q6_k = (partial(_launch, form) for form in (Q4_K, Q6_K))
 
 
 def rows_in_parts(operands: "_Operands", context: Context) -> list[Call]:
@@ -71,9 +81,9 @@ class _Operands:
         inner, width = x.shape[-1], out.shape[-1]
         if x.dtype not in (torch.bfloat16, torch.float16):
             raise ValueError(f"x: bfloat16 or float16 is needed, got {x.dtype}")
-        if inner % _INPUTS or width % _OUTPUTS or group_size not in form.groups:
+        if inner % form.inputs or width % LOW_BIT_OUTPUTS or group_size not in form.groups:
             raise ValueError(
-                f"matmul: inputs in multiples of {_INPUTS}, outputs of {_OUTPUTS} and a scale for "
+                f"matmul: inputs in multiples of {form.inputs}, outputs of {LOW_BIT_OUTPUTS} and a scale for "
                 f"{', '.join(map(str, form.groups))} inputs are needed, got {inner}, {width} and {group_size}"
             )
         if weight.shape != (shape := (width, padded_inner(inner) * form.bits // 8)):

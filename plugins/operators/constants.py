@@ -23,6 +23,7 @@ class OutputNorm(IntEnum):
 
 # Limits of experts; hidden size and expert width must be multiples of the last two.
 MAX_EXPERTS, MAX_EXPERTS_PER_TOKEN, HIDDEN_MULTIPLE, WIDTH_MULTIPLE = 512, 32, 16, 8
+LOW_BIT_OUTPUTS = 8  # the outputs of matmuls with weights of 4 or 8 bits on a GPU are multiples of this
 LOW_BIT_EXPERTS_MULTIPLE = 32  # of hidden size and width, for experts with weights of 4 or 8 bits
 
 

@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 from safetensors.torch import load_file
 
-from tandemrt.export.quantize.gguf.checkpoint import read_gguf, write_tensors
+from tandemrt.export.quantize.gguf.checkpoint import ALL_KEPT, KeptTypes, read_gguf, write_tensors
 from tandemrt.export.read.checkpoint import Checkpoint
 
 ARCHITECTURES = {
@@ -189,8 +189,8 @@ def _add_tokenizer(writer: gguf.GGUFWriter, checkpoint: Path, vocab: int, pre: s
         writer.add_eos_token_id(added.get("<|im_end|>", 0))
 
 
-def converted(file: Path, folder: Path) -> Checkpoint:
+def converted(file: Path, folder: Path, kept: KeptTypes = ALL_KEPT) -> Checkpoint:
     """Return the checkpoint of a file, without a tokenizer."""
     folder.mkdir()
-    write_tensors(read_gguf(file), folder)
+    write_tensors(read_gguf(file, kept), folder)
     return Checkpoint.open(folder)

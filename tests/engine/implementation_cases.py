@@ -14,6 +14,7 @@ from tandemrt.plugins.operators.constants import ACTIVATIONS, SILU_EXPERTS, Outp
 from tandemrt.plugins.operators.float8 import FLOAT8
 from tandemrt.plugins.operators.float_tiles import tiled
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
+from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.operators.low_bit_interleaved import by_tile, interleaved
 from tandemrt.plugins.reference.float8 import quantize_tokens
@@ -24,7 +25,7 @@ from tests.engine.operator_cases import case as window_case
 KINDS = {"float32": np.dtype(np.float32), "float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 # Of a result of about one, after a few roundings on the way. Probabilities are float32 for logits of any dtype.
 NEAR = {"float32": 2e-5, "float16": 2 * 2**-10, "bfloat16": 2 * 2**-7, "float8_e4m3fn": 0.13}
-LOW_BIT = ("int4_matmul", "int8_matmul", "float4_matmul")
+LOW_BIT = ("int4_matmul", "int8_matmul", "float4_matmul", *(f"{kind}_matmul" for kind in K_QUANTS))
 LOW_BIT_EXPERTS = ("int4_experts", "int8_experts", "float4_experts", "float8_experts")
 HALF_PRECISION = (*LOW_BIT, *LOW_BIT_EXPERTS)  # on a GPU in bfloat16 and float16
 SENTINEL = -99
@@ -409,6 +410,25 @@ def _by_float4(kind: np.dtype[Any]) -> Iterator[Case]:
     yield Case({**inputs, "prompt_rows": np.zeros(20, np.int32)}, {"group_size": group // 2})
 
 
+def _by_k_quants(kind: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
+    """Return cases of a type K: scales of 6 bits or, without minima, of either sign."""
+    quant = K_QUANTS[kind]
+
+    def cases_of(dtype: np.dtype[Any]) -> Iterator[Case]:
+        rng = np.random.default_rng(13)
+        for rows, inner, width in (((1,), 256, 8), ((2, 4), 1280, 56), ((70,), 512, 264)):
+            integers = rng.integers(0, 256, (width, inner * quant.bits // 8), dtype=np.uint8)
+            least = 0 if quant.minima else -64
+            scales = rng.integers(least, 64, (width, quant.scales_of_output(inner)), dtype=np.int8)
+            factors = rng.uniform(0.5, 1, (width, quant.factors_of_output(inner))) / (8 * inner**0.5 * 64)
+            x = rng.normal(size=(*rows, inner)).astype(dtype)
+            inputs = {"x": x, "weight": integers, "scales": scales, "factors": factors.astype(np.float16)}
+            yield Case(inputs, {})
+        yield Case({**inputs, "prompt_rows": np.zeros(20, np.int32)}, {})
+
+    return cases_of
+
+
 def _by_low_bits_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG001
     """Numbers of rows around what the kernel takes at once, whole tiles and steps, and others."""
     rng = np.random.default_rng(9)
@@ -552,6 +572,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "int4_matmul": _by_int4,
     "int8_matmul": _by_int8,
     "float4_matmul": _by_float4,
+    **{f"{kind}_matmul": _by_k_quants(kind) for kind in K_QUANTS},
     "low_bit_int8_matmul": _by_low_bits_and_int8,
     "tiled_matmul": _by_tiles,
     "decode_attention": _decoded,

@@ -6,6 +6,7 @@ from typing import Any
 
 import gguf
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
@@ -13,10 +14,12 @@ from safetensors.numpy import save_file
 
 from tandemrt.engines.contract.contract import Binding
 from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.bundle.gguf import kept_types
 from tandemrt.export.graph.builder import GraphBuilder, save_model
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.embedding import embedded
 from tandemrt.export.quantize.checkpoint import write_quantized
+from tandemrt.export.quantize.gguf.checkpoint import ALL_KEPT, KeptTypes
 from tandemrt.export.quantize.stored_weights import read_matrix
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
@@ -61,8 +64,20 @@ MXFP4 = {
 }
 
 
-def packed_model(folder: Path, case: str, name: str, kinds: dict[str, str]) -> tuple[Checkpoint, torch.nn.Module]:
-    """Return the checkpoint as a build packs it, in folder / "packed", and transformers' model of the same values."""
+def packed_model(
+    folder: Path,
+    case: str,
+    name: str,
+    kinds: dict[str, str],
+    kept: KeptTypes = ALL_KEPT,
+    *,
+    kind: str = "Q4_1",
+    tiles: str | None = None,
+) -> tuple[Checkpoint, torch.nn.Module]:
+    """Return the checkpoint as a build packs it, in folder / "packed", and transformers' model of the same values.
+
+    ``tiles``: for a GPU that computes in this dtype.
+    """
     (folder / "hf").mkdir()
     model = make_checkpoint(case, folder / "hf", sizes=SIZES | SIZES_OF.get(case, {}))
     stacks = [parameter for parameter in model.parameters() if parameter.dim() == 3]
@@ -72,14 +87,15 @@ def packed_model(folder: Path, case: str, name: str, kinds: dict[str, str]) -> t
         model.save_pretrained(folder / "hf")
     keys: dict[str, Any] = CASES[case][1] if case in CASES else {}
     keys = {"rope_freq_base": 10_000.0} | keys | KEYS_OF.get(case, {})
-    values = write_gguf(folder / "hf", folder / "model.gguf", name, "Q4_1", kinds=kinds, **keys)
+    values = write_gguf(folder / "hf", folder / "model.gguf", name, kind, kinds=kinds, **keys)
     tensors = {key: np.ascontiguousarray(array) for key, array in values.items()}
     save_file(tensors, folder / "hf" / "model.safetensors", metadata={"format": "pt"})
     model = type(model).from_pretrained(folder / "hf", attn_implementation="eager")
-    checkpoint, out = converted(folder / "model.gguf", folder / "unpacked"), folder / "packed"
+    checkpoint, out = converted(folder / "model.gguf", folder / "unpacked", kept), folder / "packed"
     out.mkdir()
     (out / "config.json").write_text(json.dumps(checkpoint.config))
-    written = write_quantized(checkpoint, ModelSpec.from_hf(checkpoint.config), out, None, interleaved=True)
+    spec = ModelSpec.from_hf(checkpoint.config)
+    written = write_quantized(checkpoint, spec, out, None, interleaved=tiles is None, tiles=tiles)
     return written.checkpoint, model
 
 
@@ -104,6 +120,29 @@ def test_logits_equal_those_of_the_dequantized_values_within_the_rounding_of_inp
     in_file = gguf.GGUFReader(tmp_path / "model.gguf").tensors
     growth = {"IQ4_NL": 1.9, "IQ4_XS": 2.0, "MXFP4": 2.1}  # their 4 bits become 8
     assert stored < 1.2 * sum(tensor.n_bytes * growth.get(tensor.tensor_type.name, 1) for tensor in in_file)
+
+
+ON_A_GPU = {
+    "types K": (
+        "qwen2",
+        "qwen2",
+        MIXED | IQ4 | {HEAD: "Q6_K"},
+        {"q4_k_matmul", "q6_k_matmul", "int4_matmul", "int8_matmul"},
+    ),
+    "MXFP4": ("gpt_oss", "gpt-oss", MXFP4, {"float4_experts"}),
+}
+
+
+@pytest.mark.parametrize("case", ON_A_GPU)
+def test_weights_for_a_gpu_have_equal_values(tmp_path: Path, case: str) -> None:
+    """Standard operators compute the graph here; GPU tests have the kernels."""
+    name, gguf_name, kinds, operators = ON_A_GPU[case]
+    kept = kept_types(on_cpu=False, paged=True, compute="bfloat16", draft_shares=False)
+    _, model = packed_model(tmp_path, name, gguf_name, kinds, kept, kind="Q4_0", tiles="float32")
+    decoder = Decoder(tmp_path / "packed", "paged", batch=1)
+    expected = expected_logits(model, TEXT)
+    assert (decoder([TEXT], [0])[0] - expected).norm() < 1e-5 * expected.norm()
+    assert operators <= {node.op_type for node in onnx.load(decoder.path, load_external_data=False).graph.node}
 
 
 @pytest.mark.parametrize("kind", sorted(GGUF_TYPES))

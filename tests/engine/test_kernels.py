@@ -10,6 +10,7 @@ from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels import compile as compiler
 from tandemrt.plugins.operators.constants import KEY_DIMS, WIDE_HEAD_DIM
+from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 
 SUFFIXES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 LAST = COMPUTE_CAPABILITIES[-1]
@@ -51,6 +52,7 @@ ENTRIES = {
     "int4": LOW_BIT | {f"{name}_zeros": parameters for name, parameters in LOW_BIT.items()},
     "int8": LOW_BIT,
     "float4": LOW_BIT,
+    "k_quants": {f"{name}_{kind}": parameters for name, parameters in LOW_BIT.items() for kind in K_QUANTS},
     "experts_int4": LOW_BIT_EXPERTS | {f"{name}_zeros": parameters for name, parameters in LOW_BIT_EXPERTS.items()},
     "experts_int8": LOW_BIT_EXPERTS,
     "experts_float4": LOW_BIT_EXPERTS,
@@ -73,7 +75,8 @@ COLLECTIVES = {  # of bytes, whatever the dtype
     "publish": "1 u64, 2 u32, 4 u64, 1 u32",
     "receive": "1 u64, 2 u32, 5 u64, 1 u32",
 }
-LOW_BIT_FILES = ("int4", "int8", "float4", "experts_int4", "experts_int8", "experts_float4", "experts_float8")
+LOW_BIT_FILES = ("int4", "int8", "float4", "k_quants")
+LOW_BIT_FILES += ("experts_int4", "experts_int8", "experts_float4", "experts_float8")
 ORDERED = ("8_6", "8_8", "16_6")  # rows and stages, on Hopper
 ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "10 u64, 8 u32, 4 f32, 2 u64", "10 u64, 10 u32, 4 f32, 6 u64", "10 u64, 8 u32, 4 f32, 3 u64"
@@ -97,6 +100,7 @@ SPILLED = {
     "verify": 250,
     "int4": 16,
     "experts_int4": 32,
+    "k_quants": 104,
     "attention": 180,
     "attention_float8": 132,
     "linear_attention": 92,
@@ -185,7 +189,7 @@ COMPILED = [
     for capability in COMPUTE_CAPABILITIES
     if capability == HOPPER or (dtype == "bfloat16" and capability in by_code(kernel))
     if not kernel.startswith("experts_") or (capability, dtype) == (HOPPER, "bfloat16")
-    if kernel not in ("int8", "float4", "latent_attention") or capability == HOPPER
+    if kernel not in ("int8", "float4", "k_quants", "latent_attention") or capability == HOPPER
     if kernel != "latent_attention" or dtype != "float16"
     if kernel != "attention_float8"
 ] + [

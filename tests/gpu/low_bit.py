@@ -5,13 +5,22 @@ from typing import Any
 import torch
 
 from tandemrt.plugins.operators.constants import SILU_EXPERTS
+from tandemrt.plugins.operators.k_quants_layout import BLOCK, K_QUANTS
 
 
 def low_bit(
     operator: str, width: int, inner: int, *, rows: int, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[dict[str, torch.Tensor], dict[str, int]]:
-    """Return the inputs of an operator, and its attributes."""
+    """Return the inputs of an operator, and its attributes. ``inner`` is rounded up to what a type K needs."""
     on_device: dict[str, Any] = {"device": "cuda", "generator": torch.Generator("cuda").manual_seed(3)}
+    if (quant := K_QUANTS.get(operator.removesuffix("_matmul"))) is not None:
+        inner = -(-inner // BLOCK) * BLOCK
+        weight = torch.randint(0, 256, (width, inner * quant.bits // 8), dtype=torch.uint8, **on_device)
+        sizes = (0 if quant.minima else -64, 64, (width, quant.scales_of_output(inner)))
+        scales = torch.randint(*sizes, dtype=torch.int8, **on_device)
+        factors = ((torch.rand(width, quant.factors_of_output(inner), **on_device) + 0.5) / 3000).half()
+        x = torch.randn(rows, inner, **on_device).to(dtype)
+        return {"x": x, "weight": weight, "scales": scales, "factors": factors}, {}
     padded = -(-inner // 128) * 128
     stored = padded if operator == "int8_matmul" else padded // 2
     x = torch.randn(rows, inner, **on_device).to(dtype)

@@ -30,7 +30,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compile_kernels(
         compute_capabilities(),
         folder,
-        names=["attention", "swiglu", "int4", "int8", "float4"],
+        names=["attention", "swiglu", "int4", "int8", "float4", "k_quants"],
         dtypes=dtypes,
         head_dims=[64],
     )

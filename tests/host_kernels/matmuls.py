@@ -9,6 +9,7 @@ import numpy as np
 from tandemrt.plugins.implementations import reference
 from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.int4_layout import GROUP_SIZES, padded_inner, scales_of_output
+from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 from tests.host_kernels.library import (
     DTYPES,
     THREADS,
@@ -21,18 +22,23 @@ from tests.host_kernels.library import (
 )
 
 GROUPS = {"int4": GROUP_SIZES, "int8": GROUP_SIZES, "float4": float4.GROUP_SIZES}
+MATMULS = (*GROUPS, "k_quants")
 _SIZES = ((8, 128), (56, 1120), (40, 32), (24, 192))  # outputs and inputs
+_SIZES_K = ((8, 256), (56, 1280), (40, 512))
 _ROWS = (1, 5, 8, 9, 16, 17, 33, 64)
 _PITCH = 36  # floats of a row of partial sums
 
 
 @dataclass(frozen=True)
 class MatmulCase:
-    """Operands of the matmul ``name`` for the most rows, in arrays that end where the memory does."""
+    """Operands of the matmul ``name`` for the most rows, in arrays that end where the memory does.
+
+    ``group``: its attribute; None for a type K, which has none.
+    """
 
     name: str
     dtype: str
-    group: int
+    group: int | None
     tensors: Mapping[str, np.ndarray]
 
     @property
@@ -45,7 +51,12 @@ class MatmulCase:
 
     @property
     def suffix(self) -> str:
-        return f"{'_zeros' if 'zeros' in self.tensors else ''}_{self.dtype}"
+        kind = f"_{self.name}" if self.group is None else "_zeros" if "zeros" in self.tensors else ""
+        return f"{kind}_{self.dtype}"
+
+    @property
+    def shift(self) -> int:
+        return 0 if self.group is None else GROUPS[self.name].index(self.group)
 
     def check(self, library: Any) -> None:
         """Raise AssertionError, which names the case, for a difference."""
@@ -61,9 +72,8 @@ class MatmulCase:
 
     def _defined(self, x: np.ndarray) -> np.ndarray:
         exact = {n: a.astype(np.float64) if a.dtype == DTYPES[self.dtype] else a for n, a in self.tensors.items()}
-        result: np.ndarray = reference(f"{self.name}_matmul")(
-            **exact | {"x": x.astype(np.float64)}, group_size=self.group
-        )
+        group = {} if self.group is None else {"group_size": self.group}
+        result: np.ndarray = reference(f"{self.name}_matmul")(**exact | {"x": x.astype(np.float64)}, **group)
         return result
 
     def _matmul(self, library: Any, rows: int, blocks: int) -> np.ndarray:
@@ -77,7 +87,7 @@ class MatmulCase:
             rows,
             self.width,
             self.inner,
-            GROUPS[self.name].index(self.group),
+            self.shift,
             address(out),
             -(-self.width // 32),
             blocks,
@@ -93,7 +103,7 @@ class MatmulCase:
             *weight_addresses(self.tensors, "weight"),
             self.width,
             self.inner,
-            GROUPS[self.name].index(self.group),
+            self.shift,
             address(out),
             -(-weight.nbytes // 16 // THREADS),
         )
@@ -103,8 +113,28 @@ class MatmulCase:
         allow(library, (*self.tensors.values(), *more))
 
 
+def k_quant_cases() -> Iterator[MatmulCase]:
+    """Yield cases of the types K."""
+    for seed, (dtype, kind) in enumerate(DTYPES.items()):
+        rng = np.random.default_rng(seed)
+        for name, quant in K_QUANTS.items():
+            for width, inner in _SIZES_K:
+                least = 0 if quant.minima else -64
+                factors = rng.uniform(0.5, 1, (width, quant.factors_of_output(inner))) / inner**0.5 / 512
+                tensors = {
+                    "x": rng.normal(size=(_ROWS[-1], inner)).astype(kind),
+                    "weight": rng.integers(0, 256, (width, inner * quant.bits // 8), dtype=np.uint8),
+                    "scales": rng.integers(least, 64, (width, quant.scales_of_output(inner)), dtype=np.int8),
+                    "factors": factors.astype(np.float16),
+                }
+                yield MatmulCase(name, dtype, None, {key: at_end(tensor) for key, tensor in tensors.items()})
+
+
 def matmul_cases(name: str) -> Iterator[MatmulCase]:
     """Yield cases of all group sizes, with whole chunks of inputs and others."""
+    if name not in GROUPS:
+        yield from k_quant_cases()
+        return
     for seed, (dtype, kind) in enumerate(DTYPES.items()):
         rng = np.random.default_rng(seed)
         for group in GROUPS[name]:

@@ -15,10 +15,10 @@ import pytest
 from tests.host_kernels.attention import ATTENTION, DEFINES, attention_cases
 from tests.host_kernels.experts import EXPERTS, expert_cases
 from tests.host_kernels.library import compiled
-from tests.host_kernels.matmuls import GROUPS, matmul_cases
+from tests.host_kernels.matmuls import MATMULS, matmul_cases
 
 CASES: Mapping[str, Callable[[], Iterable[Any]]] = {
-    **{name: partial(matmul_cases, name) for name in GROUPS},
+    **{name: partial(matmul_cases, name) for name in MATMULS},
     **{name: partial(expert_cases, name) for name in EXPERTS},
     ATTENTION: attention_cases,
 }

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,13 +31,21 @@ _UNCHANGED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # types t
 
 @dataclass(frozen=True)
 class KeptTypes:
-    """The ``names`` of types whose weights stay packed in layers; ``everywhere``: in embeddings and heads too."""
+    """The ``names`` of types whose weights stay packed in layers, and the types of ``experts`` that do.
+
+    ``alike``: those of experts only if all experts of a file have one type. ``embedding``, ``head``: these, too; a
+    tied head is the embedding. ``outputs``: only matrices whose number of outputs is a multiple of it.
+    """
 
     names: frozenset[str]
-    everywhere: bool
+    experts: frozenset[str]
+    alike: bool = False
+    embedding: bool = True
+    head: bool = True
+    outputs: int = 1
 
 
-ALL_KEPT = KeptTypes(GGUF_TYPES, everywhere=True)
+ALL_KEPT = KeptTypes(GGUF_TYPES, GGUF_TYPES)
 
 
 def write_gguf_checkpoint(
@@ -110,6 +118,8 @@ def read_gguf(file: Path, kept: KeptTypes = ALL_KEPT) -> GgufModel:
                 f"{file}: tensor {quoted(tensor.name)} should be of one of the types {', '.join(_TYPES)}, it is "
                 f"{tensor.tensor_type.name}; take a file with another quantization"
             )
+    if kept.alike and len({tensor.tensor_type for tensor in tensors.values() if len(tensor.shape) == _STACKED}) > 1:
+        kept = replace(kept, experts=frozenset())
     entries: list[Entry] = []
     in_file: dict[str, StoredTensor] = {}
     modules: dict[str, list[str]] = {}
@@ -191,8 +201,10 @@ def _checkpoint_name(file: Path, tensor: Any, family: GgufFamily) -> str:
 
 def _is_kept(tensor: Any, kept: KeptTypes) -> bool:
     """Whether a tensor stays packed: of a matmul or of all experts in a layer, or of the embedding or the head."""
-    is_matrix, in_layer = len(tensor.shape) in (2, _STACKED), tensor.name.startswith("blk.")
-    return is_matrix and tensor.tensor_type.name in kept.names and (in_layer or kept.everywhere)
+    outside = {"token_embd.weight": kept.embedding, "output.weight": kept.head}
+    names = {2: kept.names, _STACKED: kept.experts}.get(len(tensor.shape), frozenset())
+    fits = int(tensor.shape[1]) % kept.outputs == 0 if names else False
+    return fits and tensor.tensor_type.name in names and outside.get(tensor.name, True)
 
 
 def _ordered_rows(tensor: Any, order: np.ndarray) -> Iterator[bytes]:

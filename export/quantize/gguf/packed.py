@@ -16,12 +16,13 @@ import numpy.typing as npt
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.graph.low_bit_format import LowBitFormat
-from tandemrt.export.quantize.float4 import DOUBLED
+from tandemrt.export.quantize.float4 import DOUBLED, Float4Matrix, mxfp4_matrix
 from tandemrt.export.quantize.groups import QuantizedMatrix
 from tandemrt.export.quantize.typed_tensors import find
 from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.quantization.gguf import gguf_type
 from tandemrt.export.read.quantization.scheme import Scheme
+from tandemrt.export.read.values import read_values
 
 Bytes = npt.NDArray[np.uint8]
 _VALUES_AT_ONCE = 1 << 18  # of a part: they stay in a cache, and threads share a matrix
@@ -49,9 +50,14 @@ class _Type:
     read: Callable[[Bytes], _Values]
 
 
-def gguf_form(scheme: Scheme) -> LowBitFormat:
-    """Return the form of the integers of a weight."""
-    return _TYPES[gguf_type(scheme)].form
+def gguf_form(scheme: Scheme, *, on_gpu: bool) -> LowBitFormat:
+    """Return the form in which a build writes a weight. Kernels of a GPU read integers of 4 or 8 bits."""
+    form = _TYPES[gguf_type(scheme)].form
+    if not on_gpu:
+        return form
+    if form.groups_per_scale > 1 and not form.offsets:
+        return LowBitFormat(8, 16, groups_per_scale=16)
+    return replace(form, bits=4 if form.bits == 4 else 8)
 
 
 def gguf_shape(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> tuple[int, int]:
@@ -91,6 +97,13 @@ def read_gguf(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) 
         if getattr(parts[0], name) is not None
     }
     return replace(parts[0], **arrays)
+
+
+def read_gguf_mxfp4(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> Float4Matrix:
+    """Read the weight of ``module``, in MXFP4, as floats. Raises BadCheckpoint for a malformed tensor."""
+    rows, _ = gguf_shape(module, tensors, scheme)
+    blocks = read_values(find(tensors, f"{module}.weight")).reshape(rows, -1, _TYPES["MXFP4"].nbytes)
+    return mxfp4_matrix(_halves(blocks[:, :, 1:]), 2 * _doubled_scales(blocks))
 
 
 def _matrix(stored: _Type, blocks: Bytes, inner: int) -> QuantizedMatrix:
@@ -169,9 +182,13 @@ def _read_q6_k(blocks: Bytes) -> _Values:
 
 
 def _read_mxfp4(blocks: Bytes) -> _Values:
-    """Return the values of MXFP4, of which a block's first byte is the exponent of a power of 2, with a bias of 127."""
-    scales = np.ldexp(np.float32(1), blocks[:, :, 0].astype(np.int32) - 128)  # integers are doubled floats
-    return _Values(DOUBLED[_halves(blocks[:, :, 1:])], scales)
+    return _Values(DOUBLED[_halves(blocks[:, :, 1:])], _doubled_scales(blocks))
+
+
+def _doubled_scales(blocks: Bytes) -> npt.NDArray[np.float32]:
+    """Return the scales of doubled floats of MXFP4: powers of 2, whose exponents have a bias of 127."""
+    scales: npt.NDArray[np.float32] = np.ldexp(np.float32(1), blocks[:, :, 0].astype(np.int32) - 128)
+    return scales
 
 
 # The integers of types IQ4, plus 128.

@@ -13,6 +13,8 @@ _WEIGHTS: Mapping[str, Weight] = {**_INTEGERS, "MXFP4": "mxfp4", **{kind: kind f
 _SCHEMES = {kind: Scheme(weight, "gguf", (1, 16 if kind == "Q6_K" else 32)) for kind, weight in _WEIGHTS.items()}
 GGUF_TYPES = frozenset(_SCHEMES)  # types that a checkpoint can keep
 MATMUL_TYPES = frozenset(_INTEGERS)  # those that matmuls of all backends read
+GPU_TYPES = GGUF_TYPES - {"Q4_1", "Q5_1", "Q5_K"}  # those that a GPU has matmuls for
+GPU_EXPERTS = frozenset({*_INTEGERS, "MXFP4"})  # those that it has operators of experts for
 
 
 def gguf_section(modules: Mapping[str, Sequence[str]]) -> dict[str, Any]:

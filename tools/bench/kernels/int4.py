@@ -11,6 +11,7 @@ import torch
 import typer
 
 from tandemrt.plugins.implementations import launcher
+from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 from tandemrt.plugins.operators.launch import Call, Context
 from tools.bench.kernels.compiled import compiled_kernels
 from tools.bench.kernels.matmul_shapes import DEFAULT_ROWS, cases, positive
@@ -18,7 +19,7 @@ from tools.bench.kernels.replay import COLD, bandwidth, best_us, run_all
 from tools.bench.options import Rows, integers
 from tools.bench.report import Json, Report, Row
 
-_FORMS = ("int4", "int8", "NVFP4", "MXFP4")
+_FORMS = ("int4", "int8", "NVFP4", "MXFP4", "q4_k", "q6_k")
 
 
 def main(
@@ -29,7 +30,7 @@ def main(
 ) -> None:
     """Time matmuls with weights of 4 and 8 bits."""
     lines: list[Row] = []
-    with compiled_kernels("int4", "int8", "float4", dtypes=["bfloat16"]) as context:
+    with compiled_kernels("int4", "int8", "float4", "k_quants", dtypes=["bfloat16"]) as context:
         for name, outputs, inputs, count in cases(integers(rows), head=head):
             lines.append((name, count, *_times(outputs, inputs, count, group, context)))
             torch.cuda.empty_cache()
@@ -43,7 +44,7 @@ def _times(outputs: int, inputs: int, rows: int, group: int, context: Context) -
     x, out = positive(rows, inputs), positive(rows, outputs)
 
     def low_bit(form: str) -> float:
-        size = nbytes * (2 if form == "int8" else 1)
+        size = nbytes * (2 if form in ("int8", "q6_k") else 1)
         calls = [_call(form, x, out, group, context) for _ in range(max(2, int(COLD / size) + 1))]
         return best_us(run_all(calls), len(calls))
 
@@ -59,6 +60,11 @@ def _times(outputs: int, inputs: int, rows: int, group: int, context: Context) -
 def _call(form: str, x: torch.Tensor, out: torch.Tensor, group: int, context: Context) -> Call:
     """Bind the operator of ``form`` to random weights."""
     outputs, inputs = out.shape[1], x.shape[1]
+    if (quant := K_QUANTS.get(form)) is not None:
+        tensors = {"x": x, "weight": _bytes(outputs, inputs * quant.bits // 8), "out": out}
+        tensors["scales"] = _bytes(outputs, quant.scales_of_output(inputs)).view(torch.int8) & 63
+        tensors["factors"] = positive(outputs, quant.factors_of_output(inputs), dtype=torch.float16)
+        return launcher(f"{form}_matmul", context)(tensors, {}, context)
     operator = f"{form}_matmul" if form.startswith("int") else "float4_matmul"
     group = {"NVFP4": 16, "MXFP4": 32}.get(form, group)
     tensors = {"x": x, "weight": _bytes(outputs, inputs if form == "int8" else inputs // 2), "out": out}
