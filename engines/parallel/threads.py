@@ -48,39 +48,36 @@ def begun(function: Callable[[], T]) -> SharedWork[T]:
 
 
 def map_in_threads(function: Callable[[A], T], items: Iterable[A], threads: int) -> list[T]:
-    """Return ``function`` of each of ``items``, computed by at most ``threads`` threads.
+    """Return ``function`` of each of ``items``, computed by at most ``threads`` threads. See map_ahead for errors."""
+    every = list(items)
+    return list(map_ahead(function, every, threads, ahead=len(every)))
 
-    If the operating system refuses a thread, the calling thread helps. Raises the first error, in the order of
-    ``items``, when all work that had begun has ended.
+
+def map_ahead(function: Callable[[A], T], items: Iterable[A], threads: int, *, ahead: int | None = None) -> Iterator[T]:
+    """Yield ``function`` of each of ``items`` in their order, computed by at most ``threads`` threads.
+
+    At most ``ahead`` results wait for the caller; None: two a thread. If the operating system refuses a thread, the
+    caller computes, too. Raises the first error, in the order of ``items``, when all work that had begun has ended.
     """
-    parts = [SharedWork(partial(function, item)) for item in items]
-    refused = False
+    most, refused = 2 * threads if ahead is None else ahead, False
+    waiting: deque[SharedWork[T]] = deque()
+
+    def first() -> T:
+        work = waiting.popleft()
+        return work.result() if refused else work.wait()
+
     with ThreadPoolExecutor(threads) as pool:
-        for part in parts:
-            try:
-                pool.submit(part.run)
-            except RuntimeError:  # no thread could start, or the interpreter exits
-                refused = True
-                break
         try:
-            return [part.result() if refused else part.wait() for part in parts]
+            for item in items:
+                waiting.append(SharedWork(partial(function, item)))
+                try:
+                    pool.submit(waiting[-1].run)
+                except RuntimeError:  # no thread could start, or the interpreter exits
+                    refused = True
+                if len(waiting) > most:
+                    yield first()
+            while waiting:
+                yield first()
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-
-
-def map_ahead(function: Callable[[A], T], items: Iterable[A], threads: int) -> Iterator[T]:
-    """Yield ``function`` of each of ``items`` in their order, computed ahead by at most ``threads`` threads.
-
-    At most two results a thread wait for the caller. If the operating system refuses a thread, the caller computes.
-    """
-    waiting: deque[SharedWork[T]] = deque()
-    with ThreadPoolExecutor(threads) as pool:
-        for item in items:
-            waiting.append(SharedWork(partial(function, item)))
-            with suppress(RuntimeError):  # no thread could start, or the interpreter exits
-                pool.submit(waiting[-1].run)
-            if len(waiting) > 2 * threads:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()

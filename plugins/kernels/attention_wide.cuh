@@ -11,23 +11,6 @@
 
 constexpr int WIDE_CLASSES = 8;  // of windows; the keys of a prompt are one class
 
-// Shared memory of a block. Keys and values of one step after the other take turns in `buffers` buffers.
-template <int D, int TILES>
-struct WideMemory {
-    using Of = WideTile<TILES>;
-
-    u16 *queries, *weights, *ring;  // [ROWS, D], [ROWS, WIDE_KEYS], [buffers, WIDE_KEYS, D]
-    float *tops, *totals;           // [GROUPS, ROWS]: largest scores of a step; [ROWS]: sums of weights
-
-    __device__ WideMemory(unsigned char* memory, int buffers) {
-        queries = reinterpret_cast<u16*>(memory);
-        weights = queries + Of::ROWS * D;
-        ring = weights + Of::ROWS * WIDE_KEYS;
-        tops = reinterpret_cast<float*>(ring + buffers * WIDE_KEYS * D);
-        totals = tops + Of::GROUPS * Of::ROWS;
-    }
-};
-
 // Start the copies of a step's keys, or of its values, into a buffer. Places of other positions become zeros.
 template <class T, int D>
 __device__ void fetch_wide(const Operands<T>& x, const u16* cache, int row, int kv_head, int step, int begin, int end,

@@ -34,7 +34,7 @@ __device__ void attend(const LatentCall<T>& x, int runs, int splits, int stages,
                        LatentParts parts) {
     using Rows = LatentRows<TILES>;
     extern __shared__ __align__(1024) unsigned char memory[];
-    LatentMemory<TILES> shared(memory, stages);
+    WideMemory<CACHED, TILES> shared(memory, stages);
     Rows rows = rows_of<T, TILES>(x, runs, splits);
     if (rows.lines <= 0) return;
     int split = blockIdx.x % splits, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -43,7 +43,7 @@ __device__ void attend(const LatentCall<T>& x, int runs, int splits, int stages,
     auto fetch = [&](int step, int stage) {
         if (step < steps)
             fetch_keys<T>(x.entry(rows.text, step * WIDE_KEYS), end - step * WIDE_KEYS,
-                          shared.keys + stage * WIDE_KEYS * CACHED);
+                          shared.ring + stage * WIDE_KEYS * CACHED);
         close_copies();
     };
     load_queries(x, rows, shared.queries);
@@ -62,7 +62,7 @@ __device__ void attend(const LatentCall<T>& x, int runs, int splits, int stages,
         wait_copies<0>();
         __syncthreads();
         if (stages > 1) fetch(step + splits, stage ^ 1);
-        const u16* keys = shared.keys + stage * WIDE_KEYS * CACHED;
+        const u16* keys = shared.ring + stage * WIDE_KEYS * CACHED;
         WideScores<T, TILES> scores;
         score_keys<T, CACHED, Rows::SPAN>(scores.score, shared.queries, keys, line, group * Rows::SPAN);
         scores.mask(step * WIDE_KEYS + group * Rows::SPAN, [&](int half, int at) { return at <= seen[half]; }, scale);

@@ -23,23 +23,6 @@ struct LatentRows : WideTile<TILES> {
     }
 };
 
-// Shared memory of a block.
-template <int TILES>
-struct LatentMemory {
-    using Rows = LatentRows<TILES>;
-
-    u16 *queries, *weights, *keys;  // [ROWS, CACHED], [ROWS, WIDE_KEYS], [stages, WIDE_KEYS, CACHED]
-    float *tops, *totals;           // [GROUPS, ROWS]: largest scores of a step; [ROWS]: sums of weights
-
-    __device__ LatentMemory(unsigned char* memory, int stages) {
-        queries = reinterpret_cast<u16*>(memory);
-        weights = queries + Rows::ROWS * CACHED;
-        keys = weights + Rows::ROWS * WIDE_KEYS;
-        tops = reinterpret_cast<float*>(keys + stages * WIDE_KEYS * CACHED);
-        totals = tops + Rows::GROUPS * Rows::ROWS;
-    }
-};
-
 // Queries of the block's rows, the first part of each rotated. The copies belong to the next group.
 template <class T, int TILES>
 __device__ void load_queries(const LatentCall<T>& x, const LatentRows<TILES>& rows, u16* queries) {

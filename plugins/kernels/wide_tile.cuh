@@ -17,6 +17,23 @@ struct WideTile {
     static constexpr int ROWS = 16 * TILES, GROUPS = WIDE_WARPS / TILES, SPAN = WIDE_KEYS / GROUPS;
 };
 
+// Shared memory of a block. Keys, or keys and values, of one step after the other take turns in `buffers` buffers.
+template <int WIDTH, int TILES>
+struct WideMemory {
+    using Tile = WideTile<TILES>;
+
+    u16 *queries, *weights, *ring;  // [ROWS, WIDTH], [ROWS, WIDE_KEYS], [buffers, WIDE_KEYS, WIDTH]
+    float *tops, *totals;           // [GROUPS, ROWS]: largest scores of a step; [ROWS]: sums of weights
+
+    __device__ WideMemory(unsigned char* memory, int buffers) {
+        queries = reinterpret_cast<u16*>(memory);
+        weights = queries + Tile::ROWS * WIDTH;
+        ring = weights + Tile::ROWS * WIDE_KEYS;
+        tops = reinterpret_cast<float*>(ring + buffers * WIDE_KEYS * WIDTH);
+        totals = tops + Tile::GROUPS * Tile::ROWS;
+    }
+};
+
 // Offset of a chunk of 16 bytes in a tile of 16-bit elements: chunks are permuted so that eight rows fall into
 // different banks.
 template <int WIDTH>

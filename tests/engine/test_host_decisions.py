@@ -1,5 +1,6 @@
 """Verification and drafting on a CPU give the results of their definitions, whether numpy or the graph decides."""
 
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -77,7 +78,8 @@ def test_a_batch_gets_the_tokens_of_the_definition(
     engine = HostVerification(graph.contract, graph.device, lambda: graph)
     with patch.object(host_decisions, "WIDE", VOCAB + 1 - wide):
         call: Any = engine.bind_advancing(tensors, moving)
-    call._graph = counted = CountedCall(call._graph)
+    counted = CountedCall(call._bound.graph)
+    call._bound = replace(call._bound, bind_graph=lambda: counted)
     call.run()
 
     masked = token_bitmask(logits, bitmask)
@@ -118,7 +120,8 @@ def test_a_batch_of_drafts_gets_the_tokens_of_the_definition(
     tensors = {name: torch.tensor(array) for name, array in tensors.items()}
     with patch.object(host_decisions, "WIDE", VOCAB + 1 - wide):
         call: Any = HostDrafting(graph.contract, graph.device, lambda: graph).bind(tensors)
-    call._graph = counted = CountedCall(call._graph)
+    counted = CountedCall(call._bound.graph)
+    call._bound = replace(call._bound, bind_graph=lambda: counted)
     call.run()
 
     expected, _ = sample_draft(logits, target_ids=ids if has_ids else None, **sampling)

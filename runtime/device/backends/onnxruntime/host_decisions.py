@@ -6,6 +6,7 @@ plugins/reference/verify.py and draft.py define the result, which is the same ei
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,17 @@ _Logits = npt.NDArray[np.float32]
 _Words = npt.NDArray[np.int32]
 
 
-class HostVerification(DeferredEngine):
-    """The engine ``verify`` or ``verify_probs`` with float32 logits.
+class _HostEngine(DeferredEngine):
+    """An engine with float32 logits. The first batch that numpy does not decide opens the graph."""
 
-    The first batch that numpy does not decide opens the graph.
-    """
+    def _bound(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool) -> "_Bound":
+        check_tensors(self.contract, tensors, self.device)
+        arrays = {name: array_of(tensor) for name, tensor in tensors.items()}
+        return _Bound(arrays, lambda: self._graph.bind(tensors, needs_probs=needs_probs))
+
+
+class HostVerification(_HostEngine):
+    """The engine ``verify`` or ``verify_probs``."""
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool = True) -> Call:
         """See Engine.bind."""
@@ -43,25 +50,33 @@ class HostVerification(DeferredEngine):
         self, tensors: Mapping[str, torch.Tensor], moving: Mapping[str, torch.Tensor], *, needs_probs: bool = True
     ) -> Call:
         """See AdvancingEngine.bind_advancing."""
-        check_tensors(self.contract, tensors, self.device)
-        arrays = {name: array_of(tensor) for name, tensor in tensors.items()}
         advance = {name: array_of(tensor) for name, tensor in moving.items()}
-        return _Verification(lambda: self._graph.bind(tensors, needs_probs=needs_probs), arrays, advance)
+        return _Verification(self._bound(tensors, needs_probs=needs_probs), advance)
 
 
-class HostDrafting(DeferredEngine):
-    """The engine ``propose`` with float32 logits. The first batch that numpy does not decide opens the graph."""
+class HostDrafting(_HostEngine):
+    """The engine ``propose``."""
 
     def bind(self, tensors: Mapping[str, torch.Tensor], *, needs_probs: bool = True) -> Call:
         """See Engine.bind."""
-        check_tensors(self.contract, tensors, self.device)
-        arrays = {name: array_of(tensor) for name, tensor in tensors.items()}
-        return _Drafting(lambda: self._graph.bind(tensors, needs_probs=needs_probs), arrays)
+        return _Drafting(self._bound(tensors, needs_probs=needs_probs))
+
+
+@dataclass(frozen=True)
+class _Bound:
+    """Tensors of a call as arrays, and the call of the graph, which is bound when it first runs."""
+
+    arrays: dict[str, Any]
+    bind_graph: Callable[[], Call]
+
+    @cached_property
+    def graph(self) -> Call:
+        return self.bind_graph()
 
 
 class _Verification:
-    def __init__(self, bind_graph: Callable[[], Call], arrays: dict[str, Any], moving: dict[str, Any]) -> None:
-        self._bind_graph = bind_graph
+    def __init__(self, bound: _Bound, moving: dict[str, Any]) -> None:
+        arrays, self._bound = bound.arrays, bound
         self._sampling = _Sampling(arrays)
         self._draft, self._length = arrays["draft_tokens"], arrays["draft_len"]
         self._tokens, self._count = arrays["tokens"], arrays["count"]
@@ -70,15 +85,11 @@ class _Verification:
         self._newest = moving.get("newest")
         self._places = [place for name, place in moving.items() if name != "newest"]
 
-    @cached_property
-    def _graph(self) -> Call:
-        return self._bind_graph()
-
     def run(self) -> None:
         """Run once."""
         emitted = self._decide()
         if emitted is None:
-            self._graph.run()
+            self._bound.graph.run()
             emitted = [row[:count] for row, count in zip(self._tokens.tolist(), self._count.tolist(), strict=True)]
         else:
             width = self._tokens.shape[1]
@@ -126,20 +137,16 @@ class _Verification:
 
 
 class _Drafting:
-    def __init__(self, bind_graph: Callable[[], Call], arrays: dict[str, Any]) -> None:
-        self._bind_graph = bind_graph
+    def __init__(self, bound: _Bound) -> None:
+        arrays, self._bound = bound.arrays, bound
         self._sampling = _Sampling(arrays)
         self._logits, self._token, self._target_ids = arrays["logits"], arrays["token"], arrays.get("target_ids")
-
-    @cached_property
-    def _graph(self) -> Call:
-        return self._bind_graph()
 
     def run(self) -> None:
         """Run once."""
         tokens = [] if self._sampling.needs_graph() else [*map(self._column, range(len(self._logits)))]
         if not tokens or None in tokens:
-            self._graph.run()
+            self._bound.graph.run()
         else:
             self._token[:] = tokens
 
