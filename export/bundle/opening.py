@@ -156,11 +156,10 @@ _BACKENDS_WITH_MATMULS: dict[str, Callable[[Quantization], bool]] = {
 def _require_scaled_matmuls(what: str, model: Draft, quantization: Quantization, recipe: Recipe) -> None:
     """Raise BadRecipe unless a GPU has matmuls for the quantization of a checkpoint."""
     layers = model.spec.layer if isinstance(model, DraftHead) else model.spec
-    if layers.experts is not None and (recipe.ranks > 1 or isinstance(model, DraftHead)):
-        where = f"over {recipe.ranks} ranks" if recipe.ranks > 1 else "of a draft head"
+    if layers.experts is not None and isinstance(model, DraftHead):
         raise BadRecipe(
-            f"{what} has experts, which need unquantized weights {where}; choose the checkpoint that is not quantized, "
-            f"or another backend or draft{_advice(model)}"
+            f"{what} has experts, which need unquantized weights of a draft head; choose the checkpoint that is not "
+            f"quantized, or another backend or draft{_advice(model)}"
         )
     if layers.experts is not None and model.compute == "float32":
         raise BadRecipe(

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
+from tandemrt.engines.contract.operators import EXPERTS
 from tandemrt.export.graph.builder import dims_of
 from tandemrt.export.passes.graph_pass import GraphPass, nodes_in_order, values_typed
 from tandemrt.export.passes.residual_norms import fuse_norms_of_sums
@@ -32,7 +33,7 @@ def join_ranks(rank: int, ranks: int, split_by_inputs: Callable[[str], bool]) ->
     def rewrite(model: ir.Model) -> int:
         matmuls = list(_stored_matmuls(model.graph))
         partial = [each.matmul for each in matmuls if split_by_inputs(str(each.weight.name))]
-        partial += [n for n in model.graph if _is(n, "experts") or split_by_inputs(_weight_of_operator(n))]
+        partial += [n for n in model.graph if _is_of_experts(n) or split_by_inputs(_weight_of_operator(n))]
         heads = [each for each in matmuls if each.weight.name in _HEADS]
         for node in partial:
             summed = _after(model.graph, node, "all_reduce", {})
@@ -72,6 +73,10 @@ def _weight_of_operator(node: ir.Node) -> str:
         return ""
     weight = node.inputs[_WEIGHT_INPUT[node.op_type]]
     return "" if weight is None else str(weight.name)
+
+
+def _is_of_experts(node: ir.Node) -> bool:
+    return any(_is(node, name) for name in EXPERTS)
 
 
 def _is(node: ir.Node, operator: str) -> bool:

@@ -19,6 +19,7 @@ from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.values import read_values
 from tandemrt.plugins.operators.int4_layout import scales_of_output, unpacked
 
+_TILES, _FLOAT8 = ".tiles", ".float8."  # in the names of packed weights; scales of float8 are not padded
 _STEP = 1 << 24  # bytes of a matrix that are read at a time
 
 
@@ -30,13 +31,14 @@ def write_shards(
     ``checkpoint`` has the names of the graph, of a model ``spec``.
     """
     shards = []
+    tiles = {name.rpartition(".")[0]: tensor for name, tensor in checkpoint.tensors.items() if _TILES in name}
     for rank in range(ranks):
         file = folder / f"{COLUMNS}{rank}.safetensors"
         entries = []
         for name, tensor in sorted(checkpoint.tensors.items()):
             rows = rows_of(tensor, name, spec, rank, ranks)
             if Shard.is_split_by_inputs(name):
-                entries.append(_columns(tensor, checkpoint.tensors, rank, ranks))
+                entries.append(_columns(tensor, tiles, rank, ranks))
             elif rows is not None and len(rows) > 1:
                 entries.append(_ranges(name, tensor, rows))
         write_safetensors(file, entries, progress=progress)
@@ -58,11 +60,10 @@ def _ranges(name: str, tensor: StoredTensor, rows: Sequence[tuple[int, int]]) ->
     return Entry(name, tensor.dtype, (sum(count for _, count in rows), *tensor.shape[1:]), data)
 
 
-def _columns(tensor: StoredTensor, tensors: Mapping[str, StoredTensor], rank: int, ranks: int) -> Entry:
+def _columns(tensor: StoredTensor, tiles: Mapping[str, StoredTensor], rank: int, ranks: int) -> Entry:
     matrix, _, kind = tensor.name.rpartition(".")
     if kind in ("scales", "zeros"):
-        tiles = next(each for name, each in tensors.items() if name.startswith(f"{matrix}.tiles"))
-        return _groups(tensor, tiles, rank, ranks)
+        return _groups(tensor, tiles[matrix], rank, ranks)
     rows, width = tensor.shape
     item = tensor.nbytes // (rows * width)
     first, count = columns_of(tensor, rank, ranks)
@@ -80,9 +81,10 @@ def _columns(tensor: StoredTensor, tensors: Mapping[str, StoredTensor], rank: in
 
 def _groups(tensor: StoredTensor, tiles: StoredTensor, rank: int, ranks: int) -> Entry:
     """Return the scales or zero points of the columns that ``rank`` holds of ``tiles``."""
-    values_per_byte = 1 if ".int8." in tiles.name else 2
-    size, inner = int(tiles.name.rpartition(".tiles")[2]), values_per_byte * tiles.shape[1] // ranks
-    count, stored = inner // size, scales_of_output(inner, size)
+    values_per_byte = 1 if ".int8." in tiles.name or _FLOAT8 in tiles.name else 2
+    size, inner = int(tiles.name.rpartition(_TILES)[2]), values_per_byte * tiles.shape[1] // ranks
+    count = inner // size
+    stored = count if _FLOAT8 in tiles.name else scales_of_output(inner, size)
     zeros = tensor.name.endswith(".zeros")
 
     def data() -> Iterator[bytes]:

@@ -20,9 +20,10 @@ from tandemrt.export.read.layer import UNIFORM, Experts
 from tandemrt.export.read.recurrent_shards import Section, obstacle, part_of, sections_of
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.constants import WIDTH_MULTIPLE
+from tandemrt.plugins.operators.int4_layout import CHUNK
 
 _STEP = 8
-_PACKED = r"\.(?:int4|int8|float4)\.\w+"  # what a build writes for a weight in 4 or 8 bits
+_PACKED = r"\.(?:int4|int8|float4|float8)\.\w+"  # what a build writes for a weight in 4 or 8 bits
 _EXPERT = r"(?:experts\.\d+\.|shared_\w+\.)?"
 _BY_INPUTS = re.compile(  # "bytes": the name of a float8 weight in the graph
     rf"model\.layers\.\d+\.(?:self_attn\.o_proj|(?:linear_attn|mamba|conv)\.out_proj|mlp\.{_EXPERT}down_proj)"
@@ -111,7 +112,8 @@ def part_of_rows(tensor: StoredTensor, first: int, count: int) -> StoredTensor:
 def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, inputs: int = 1) -> None:
     """Raise BadRecipe, which names the reason, unless the model can be split over ``ranks``.
 
-    ``checkpoint`` has the names of the graph. ``inputs``: a rank's inputs of a matmul must be a multiple of it.
+    ``checkpoint`` has the names of the graph. ``inputs``: a rank's inputs of a matmul must be a multiple of it, and
+    where it is more than 1, those of experts whole chunks of 128.
     """
     if why := _obstacle(spec, checkpoint, ranks, inputs):
         raise BadRecipe(
@@ -131,7 +133,7 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) 
         return f"{spec.family} norms each head with weights of its own, which are not split yet"
     if spec.normed_head:
         return f"{spec.family} divides the rows of lm_head by their lengths, which are not split yet"
-    if spec.experts is not None and (why := _obstacle_of_experts(spec.experts, spec.family, ranks, inputs)) is not None:
+    if spec.experts is not None and (why := _obstacle_of_experts(spec.experts, ranks, inputs)) is not None:
         return why
     if spec.recurrent is not None and (why := obstacle(spec.recurrent, ranks)) is not None:
         return why
@@ -156,15 +158,13 @@ def _obstacle(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, inputs: int) 
     return None
 
 
-def _obstacle_of_experts(experts: Experts, family: str, ranks: int, inputs: int) -> str | None:
-    if inputs > 1:
-        return f"{family} has experts and quantized weights, which are not split yet"
-    widths = [experts.intermediate]
+def _obstacle_of_experts(experts: Experts, ranks: int, inputs: int) -> str | None:
+    widths, multiple = [experts.intermediate], WIDTH_MULTIPLE if inputs == 1 else CHUNK
     if experts.shared is not None:
         widths.append(experts.shared.intermediate)
     for width in widths:
-        if width % (ranks * WIDTH_MULTIPLE):
-            rule = f"does not give {ranks} ranks multiples of {WIDTH_MULTIPLE} each"
+        if width % (ranks * multiple):
+            rule = f"does not give {ranks} ranks multiples of {multiple} each"
             return f"the width of its experts, {width}, {rule}"
     return None
 

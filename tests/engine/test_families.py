@@ -158,11 +158,11 @@ def test_experts_that_a_gpu_does_not_support_are_rejected(
 @pytest.mark.parametrize(
     ("dtype", "message"),
     [
-        ("bfloat16", r"has experts, which need unquantized weights over 2 ranks; choose"),
+        ("bfloat16", r"the width of its experts, 40, does not give 2 ranks multiples of 128 each"),
         ("int4", r"target\.dtype must be float32, .* with experts over 2 ranks; got 'int4'"),
     ],
 )
-def test_quantized_experts_are_rejected_over_ranks(tmp_path: Path, dtype: str, message: str) -> None:
+def test_quantized_experts_that_ranks_cannot_share_are_rejected(tmp_path: Path, dtype: str, message: str) -> None:
     make_checkpoint("mixtral", tiny_tokenizer(tmp_path), sizes={"vocab_size": WIDE, "eos_token_id": 5, "head_dim": 32})
     if dtype == "bfloat16":
         edit_config(tmp_path, quantization_config={"quant_method": "fp8", "weight_block_size": [128, 128]})

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -49,6 +49,8 @@ from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, make_checkpoint, open_steps
 from tests.engine.draft_kinds import EAGLE3
 from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, OTHERS, Float8
+from tests.engine.test_quantized_experts import as_built
+from tests.engine.test_quantized_experts import write as write_experts
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 from tests.mtp import MtpLayer, add_layers
 from tests.waiting import eventually
@@ -263,6 +265,17 @@ def test_states_of_all_ranks_are_kept_for_prefix_hits_and_survive_preemption(hyb
         assert first.token_ids == again.token_ids
 
 
+OF_EXPERTS = {  # every token selects all, so that rounding selects no others
+    "vocab_size": VOCAB,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 256,
+    "num_experts": 4,
+    "num_experts_per_tok": 4,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 512,
+}
+
+
 def write_quantized(target: Path, case: Any) -> PreTrainedModel:
     """Write a checkpoint; the model that it means rounds inputs as two ranks do, each by scales of its own."""
     sizes = {"vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "max_position_embeddings": 512}
@@ -293,9 +306,20 @@ def write_quantized(target: Path, case: Any) -> PreTrainedModel:
 def test_ranks_with_quantized_weights_have_the_logits_that_the_checkpoint_means(
     tmp_path: Path, case: Any, dtype: str
 ) -> None:
-    """The ranks are threads here."""
+    model = write_quantized(tmp_path / "t", case)
+    require_logits_of_ranks(tmp_path, model, dtype)
+
+
+@pytest.mark.parametrize("case", [INT4["gptq_v2, zero points"], OTHERS["modelopt, W8A16"], OTHERS["quark, MXFP4"]])
+def test_ranks_with_quantized_experts_have_the_logits_that_the_checkpoint_means(tmp_path: Path, case: Any) -> None:
+    model = write_experts(tmp_path / "t", case, **OF_EXPERTS)
+    tiny_tokenizer(tmp_path / "t")
+    require_logits_of_ranks(tmp_path, model, "float16")
+
+
+def require_logits_of_ranks(tmp_path: Path, model: PreTrainedModel, dtype: str) -> None:
+    """The ranks are threads here; the checkpoint is in ``tmp_path``/t."""
     target = tmp_path / "t"
-    model = write_quantized(target, case)
     recipe = write_recipe(tmp_path / "r.toml", target=target, dtype=dtype, backend=f"{PAGED}\ntensor_parallel = 2")
     bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "out").folder)
     plan = DecodePlan.within(bundle.limits, bundle.valid_tokens)
@@ -360,12 +384,32 @@ def test_ranks_of_every_kind_of_layer_have_the_logits_of_transformers(
     tmp_path: Path, case: str, ranks: int, sizes: dict[str, Any], exchanges: int
 ) -> None:
     model = make_checkpoint(case, tmp_path / "whole", sizes=sizes)
-    arrived, memory = [[Semaphore(0) for _ in range(ranks)] for _ in range(ranks)], bytearray(1 << 18)
     rows = [[(7 * at * at + row) % model.config.vocab_size for at in range(24)] for row in range(2)]
+    logits = logits_of_ranks(tmp_path, tmp_path / "whole", ranks, rows, exchanges)
+    expected = torch.stack([expected_logits(model, row) for row in rows])
+    torch.testing.assert_close(logits, expected, atol=3e-4, rtol=0)
+
+
+def test_ranks_with_experts_in_float8_have_the_logits_that_the_checkpoint_means(tmp_path: Path) -> None:
+    """In float32, because onnxruntime has no matmul in bfloat16 on a CPU."""
+    (tmp_path / "whole").mkdir()
+    model = write_experts(tmp_path / "whole", FLOAT8["compressed-tensors, tensor, static inputs"], **OF_EXPERTS)
+    rows = [[(7 * at * at + row) % VOCAB for at in range(24)] for row in range(2)]
+    logits = logits_of_ranks(tmp_path, as_built(tmp_path / "whole"), 2, rows, 5)
+    with torch.inference_mode():
+        expected = model(torch.tensor(rows)).logits
+    assert (logits - expected).norm() < 1e-3 * expected.norm()
+
+
+def logits_of_ranks(
+    tmp_path: Path, whole: Path, ranks: int, rows: Sequence[Sequence[int]], exchanges: int
+) -> torch.Tensor:
+    """Return those of the ranks, which are equal, of the checkpoint in ``whole``. The ranks are threads here."""
+    arrived, memory = [[Semaphore(0) for _ in range(ranks)] for _ in range(ranks)], bytearray(1 << 18)
 
     def logits(rank: int) -> torch.Tensor:
         folder = tmp_path / str(rank)
-        shutil.copytree(tmp_path / "whole", folder)
+        shutil.copytree(whole, folder)
         checkpoint = Checkpoint.open(folder)
         spec = ModelSpec.from_hf(checkpoint.config)
         shard = write_shards(with_graph_names(checkpoint, spec), spec, folder, ranks)[rank]
@@ -380,8 +424,7 @@ def test_ranks_of_every_kind_of_layer_have_the_logits_of_transformers(
     with ThreadPoolExecutor(ranks) as pool:
         first, *others = pool.map(logits, range(ranks))
     assert all(torch.equal(first, other) for other in others)
-    expected = torch.stack([expected_logits(model, row) for row in rows])
-    torch.testing.assert_close(first, expected, atol=3e-4, rtol=0)
+    return first
 
 
 @pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 4), (2, 2), (4, 2), (8, 1)])
