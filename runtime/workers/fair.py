@@ -123,10 +123,25 @@ def released_worker() -> Iterator[None]:
 class FairExecutor:
     """A thread pool that clients share fairly (WorkerShares)."""
 
-    def __init__(self, workers: int, name: str, *, most_waiting: int | None = None, **options: Any) -> None:
-        """``most_waiting``: tasks of one named client that may wait; ``options``: of ThreadPoolExecutor."""
+    def __init__(
+        self,
+        workers: int,
+        name: str,
+        *,
+        most_waiting: int | None = None,
+        most_blocked: int = MAX_BLOCKED,
+        **options: Any,
+    ) -> None:
+        """Start no thread yet.
+
+        Args:
+            most_waiting: tasks of one named client that may wait.
+            most_blocked: threads that wait for other processes, besides the workers; with 0, one worker is one thread.
+            options: of ThreadPoolExecutor.
+        """
         self._most_waiting = most_waiting
-        self._pool = ThreadPoolExecutor(workers + MAX_BLOCKED, name, **options)
+        self._most_blocked = most_blocked
+        self._pool = ThreadPoolExecutor(workers + most_blocked, name, **options)
         self._workers = workers
         self._working = 0  # workers that run tasks until none is left
         self._blocked = 0  # tasks that wait for another process
@@ -195,7 +210,7 @@ class FairExecutor:
     def _release(self) -> bool:
         """Give the worker of this thread to another task. Return False if too many tasks are blocked."""
         with self._lock:
-            if self._blocked == MAX_BLOCKED:
+            if self._blocked == self._most_blocked:
                 return False
             self._blocked += 1
             self._working -= 1
