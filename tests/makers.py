@@ -173,6 +173,34 @@ PIXTRAL_TOKENS = {
     "patch_size": 4,
     "spatial_merge_size": 2,
 }
+IDEFICS3_SETTINGS = {
+    "image_processor_type": "SmolVLMImageProcessor",
+    "size": {"longest_edge": 96},
+    "max_image_size": {"longest_edge": 34},
+    "do_image_splitting": True,
+    "do_pad": True,
+    "resample": 1,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.6, 0.7],
+}
+IDEFICS3_TOKENS = ("<fake_token_around_image>", "<global-img>", "<row_1_col_1>", "<row_1_col_2>", "<row_2_col_1>")
+LFM2_SETTINGS = {
+    "image_processor_type": "Lfm2VlImageProcessorFast",
+    "do_image_splitting": True,
+    "use_thumbnail": True,
+    "min_image_tokens": 4,
+    "max_image_tokens": 16,
+    "encoder_patch_size": 4,
+    "downsample_factor": 2,
+    "tile_size": 24,
+    "min_tiles": 2,
+    "max_tiles": 4,
+    "do_pad": True,
+    "resample": 2,
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.5, 0.6, 0.7],
+}
+LFM2_TOKENS = ("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", "<|img_row_1_col_1|>", "<|img_row_1_col_2|>")
 GEMMA3_SETTINGS = {
     "image_processor_type": "Gemma3ImageProcessor",
     "size": {"height": 32, "width": 32},
@@ -180,6 +208,12 @@ GEMMA3_SETTINGS = {
     "resample": 2,
     "image_mean": [0.5, 0.5, 0.5],
     "image_std": [0.5, 0.5, 0.5],
+}
+# By model_type of towers that see tiles: special tokens, and settings of the image processor.
+TILED: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+    "smolvlm": (IDEFICS3_TOKENS, IDEFICS3_SETTINGS),
+    "idefics3": (IDEFICS3_TOKENS, {**IDEFICS3_SETTINGS, "image_processor_type": "Idefics3ImageProcessor"}),
+    "lfm2_vl": (LFM2_TOKENS, LFM2_SETTINGS),
 }
 
 
@@ -210,14 +244,16 @@ def tiny_vision(folder: Path, kind: str = "qwen3_vl") -> Path:
                     part in name for part in ("mm_input_projection", "embedding_projection", "position_embedding_table")
                 ):
                     parameter.normal_()
-                if "multi_modal_projector" in name and model_type == "mistral3":
+                if "multi_modal_projector" in name and model_type in ("mistral3", "lfm2_vl"):
+                    parameter.normal_(std=0.3)
+                if "connector" in name or ("patch_embedding.weight" in name and model_type in TILED):
                     parameter.normal_(std=0.3)
             for name, buffer in model.named_buffers():  # bounds of clipped matmuls, and standards of Gemma 4
                 if name.endswith(("put_min", "put_max", "std_bias", "std_scale")):
                     buffer.copy_({"min": -1.5, "max": 1.0, "bias": 0.2, "scale": 0.7}[name.rpartition("_")[2]])
         model.save_pretrained(folder)
-    tiny_tokenizer(folder, extra=IMAGE_TOKENS)
-    written = {"gemma3": (0,), "gemma4": (2,), "mistral3": (2,)}.get(model_type, (0, 2, 1))
+    tiny_tokenizer(folder, extra=(*IMAGE_TOKENS, *TILED.get(model_type, ((), {}))[0]))
+    written = {"gemma3": (0,)}.get(model_type, (0, 2, 1) if model_type.startswith("qwen") else (2,))
     image = "".join(IMAGE_TOKENS[at] for at in written)
     (folder / "chat_template.jinja").write_text(_SEES.replace("IMAGE", image))
     (folder / "preprocessor_config.json").write_text(json.dumps(image_settings(kind)))
@@ -228,9 +264,9 @@ def tiny_vision(folder: Path, kind: str = "qwen3_vl") -> Path:
 
 def image_settings(kind: str) -> dict[str, Any]:
     """Return the settings of the image processor of ``tiny_vision``."""
-    return {"gemma3": GEMMA3_SETTINGS, "gemma4": GEMMA4_SETTINGS, "mistral3": PIXTRAL_SETTINGS}.get(
-        kind.partition(" ")[0], IMAGE_SETTINGS
-    )
+    model_type = kind.partition(" ")[0]
+    of_type = {"gemma3": GEMMA3_SETTINGS, "gemma4": GEMMA4_SETTINGS, "mistral3": PIXTRAL_SETTINGS}
+    return (of_type | {name: settings for name, (_, settings) in TILED.items()}).get(model_type, IMAGE_SETTINGS)
 
 
 def _random_model(config: Any, folder: Path, seed: int) -> Path:
@@ -439,6 +475,23 @@ _SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {**_GEMMA4, "hidden_size_per_layer_input": 0, "use_bidirectional_attention": "vision"},
         {**_GEMMA4_TOWER, "standardize": True},
         _GEMMA4_TOKENS,
+    ),
+    **{
+        kind: (
+            {"model_type": "llama", "head_dim": 32},
+            {**_GEMMA_TOWER, "image_size": 34, "model_type": f"{kind}_vision"},
+            {"image_token_id": _FIRST + 2, "scale_factor": 2, "tie_word_embeddings": False},
+        )
+        for kind in ("smolvlm", "idefics3")
+    },
+    "lfm2_vl": (
+        {**_HYBRIDS["convolution"], "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True},
+        {
+            **{name: value for name, value in _GEMMA_TOWER.items() if name != "image_size"},
+            "model_type": "siglip2_vision_model",
+            "num_patches": 25,
+        },
+        {"image_token_id": _FIRST + 2, "projector_hidden_size": 48},
     ),
     "mistral3": (
         {"model_type": "mistral", "head_dim": 32, "rms_norm_eps": 1e-5},

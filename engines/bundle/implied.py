@@ -42,12 +42,8 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
         case "propose" | "propose_probs":
             partial, probs = draft_vocab is not None, name == "propose_probs"
             return contract.propose(vocab=draft_vocab or vocab, dtype=dtype, draft_probs=probs, target_ids=partial)
-        case "vision":
-            vision = manifest.vision
-            corners, window = (_width(manifest, "vision", binding, 0) for binding in ("corners", "windows"))
-            pixels = 3 * vision.patch_size**2 if vision is not None else 0
-            width = _width(manifest, "target", "image_states")
-            return contract.vision(pixels=pixels, corners=corners, window=window, width=width)
+        case "vision" if manifest.vision is not None:
+            return contract.vision(manifest.vision, _width(manifest, "target", "image_states"))
     hidden = _width(manifest, "draft", "states")
     features = _width(manifest, "target", "features") if draft.traits.features else 0
     if name == "fuse":

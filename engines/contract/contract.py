@@ -32,6 +32,7 @@ from typing import Any, Literal
 from tandemrt.engines.contract.binding import Binding, Dim
 from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.engines.contract.operators import SCHEMAS, Schema
+from tandemrt.engines.contract.vision import VisionEntry
 
 CacheKind = Literal["linear", "paged"]
 BLOCK_SIZE = 64  # tokens in one block of a paged cache
@@ -189,32 +190,32 @@ def _images(fed: tuple[Dim, ...], width: int, dtype: str) -> tuple[Binding, ...]
     return Binding("image_rows", "int64", fed), Binding("image_states", dtype, ("image_tokens", width))
 
 
-def vision(*, pixels: int, corners: int, window: int, width: int) -> Contract:
+def vision(entry: VisionEntry, width: int) -> Contract:
     """Return the contract of a vision tower, always in float32: one image in patches, the states of its tokens out.
 
-    ``pixels``: the colours of a patch. ``positions``: row and column of each patch. Each patch adds ``corners`` rows of
-    a table of learned positions, weighted; 0: there is none. ``window``: most patches of a window; 0: there are none.
-    ``windows`` has the patches of each window, ``window_mask`` 1 for those and 0 for the padding after them, and
-    ``window_places`` the place of each patch in all windows. ``width``: see ``image_width`` of ``decoder``.
+    ``pixels``: the colours of each patch. ``positions``: its row and column. ``corners``: rows of a table of learned
+    positions that it adds, with ``corner_weights``. ``windows`` has the patches of each window, ``window_mask`` 1 for
+    those and 0 for the padding after them, and ``window_places`` the place of each patch in all windows. ``width``: see
+    ``image_width`` of ``decoder``.
     """
     return Contract(
         (
-            Binding("pixels", VISION_DTYPE, ("patches", pixels)),
+            Binding("pixels", VISION_DTYPE, ("patches", 3 * entry.patch_size**2)),
             Binding("positions", "int64", ("patches", 2)),
-            *(_corners(corners) if corners else ()),
-            *(_windows(window) if window else ()),
+            *(_corners() if entry.grid_side else ()),
+            *(_windows(entry.window_patches) if entry.window_side else ()),
         ),
         (Binding("image_states", VISION_DTYPE, ("image_tokens", width)),),
     )
 
 
-def _corners(corners: int) -> tuple[Binding, ...]:
-    dims = ("patches", corners)
+def _corners() -> tuple[Binding, ...]:
+    dims = ("patches", "corners")
     return Binding("corners", "int64", dims), Binding("corner_weights", VISION_DTYPE, dims)
 
 
-def _windows(window: int) -> tuple[Binding, ...]:
-    dims, places = ("windows", window), Binding("window_places", "int64", ("patches",))
+def _windows(patches: int) -> tuple[Binding, ...]:
+    dims, places = ("windows", patches), Binding("window_places", "int64", ("patches",))
     return Binding("windows", "int64", dims), Binding("window_mask", "int32", dims), places
 
 

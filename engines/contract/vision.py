@@ -14,6 +14,46 @@ Colour = tuple[float, float, float]  # red, green and blue
 # "square": to a square of the most pixels, whatever its shape; "fill": grown or shrunk to the most pixels; "edge": to
 # the next larger ones, with a long side of at most that of such a square.
 Resize = Literal["bounds", "square", "fill", "edge"]
+Filter = Literal["lanczos", "bilinear", "bicubic"]
+
+
+class Tiles(Record):
+    """How a large image is cut into squares; the tower sees each of them, row by row, and then all of the image.
+
+    Attributes:
+        side: pixels along a side of a tile.
+        longest: pixels of the long side before each side grows to a multiple of ``side`` (Idefics 3); 0: images of more
+            than twice the most pixels get the number of tiles, ``least`` to ``most``, that fits their shape (LFM2-VL).
+        before_tile: text before a tile; it has the fields ``row`` and ``column``, from 1.
+        after_row: text after a row of tiles.
+        before_all: text before all of an image that was cut; None: the tower sees its tiles alone.
+        before_uncut: text before an image that was not.
+    """
+
+    side: Size
+    longest: Annotated[int, Field(ge=0)] = 0
+    least: Size = 1
+    most: Size = 1
+    before_tile: str
+    after_row: str = ""
+    before_all: str | None = None
+    before_uncut: str = ""
+
+    @property
+    def uncut(self) -> "Tiles":
+        """The same for images that are not cut, whatever their size."""
+        return self.model_copy(update={"longest": self.longest and self.side, "most": 1, "least": 1})
+
+    def texts(self, rows: int, columns: int) -> list[str]:
+        """Return the text before each image that the tower sees; no ``rows``: the image was not cut."""
+        if not rows:
+            return [self.before_uncut]
+        places = [(row, column) for row in range(rows) for column in range(columns)]
+        texts = [
+            (self.after_row if row and not column else "") + self.before_tile.format(row=row + 1, column=column + 1)
+            for row, column in places
+        ]
+        return texts if self.before_all is None else [*texts, self.after_row + self.before_all]
 
 
 class VisionEntry(Record):
@@ -21,47 +61,48 @@ class VisionEntry(Record):
 
     Attributes:
         image_token: the token of a prompt that stands for an image; the runtime repeats it.
-        image_begin, image_end, image_break: tokens that the runtime writes before and after an image, and between its
-            rows; None: there is none.
-        template_token: what the chat template writes in place of ``image_token``, which goes on lines of its own
-            (Gemma 3); None: it writes ``image_token``.
+        image_break: the token between two rows of an image; None: there is none.
+        template_text, prompt_text: what the chat template writes for an image, and what takes its place, which has
+            ``image_token`` once.
         position_rows: 3: a token of an image has positions in time, height and width; 0: it has one, as text has.
         both_ways: the tokens of an image attend to each other, also to later ones.
         patch_values: numbers per patch that the tower has in memory at once, about.
         patch_size: pixels along a side of a patch.
         merge_size: patches along a side of the square that becomes one token.
         grid_side: learned positions along a side; those of a patch are interpolated. 0: there are none.
+        grid_corners: the corners of the grid are those of an image; otherwise their outer edges are the same.
         window_side: tokens along a side of the windows that most layers attend within; 0: all layers see all patches.
         resize: how images are resized.
         min_pixels, max_pixels: bounds of the pixels of a resized image.
+        tiles: how images are cut, before each part is resized; None: they are not.
         resample: the filter that resizes.
         mean, std: of the colours that the tower expects, as shares of 255.
     """
 
     image_token: TokenId
-    image_begin: TokenId | None = None
-    image_end: TokenId | None = None
     image_break: TokenId | None = None
-    template_token: TokenId | None = None
+    template_text: str = ""
+    prompt_text: str = ""
     position_rows: Literal[0, 3] = 0
     both_ways: bool = False
     patch_values: Size
     patch_size: Size
     merge_size: Size
     grid_side: Annotated[int, Field(ge=0)] = 0
+    grid_corners: bool = True
     window_side: Annotated[int, Field(ge=0)] = 0
     resize: Resize
     min_pixels: Size = 1
     max_pixels: Size
-    resample: Literal["bicubic", "bilinear"]
+    tiles: Tiles | None = None
+    resample: Filter
     mean: Colour
     std: Colour
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens of a prompt that an image needs."""
-        tokens = self.image_token, self.image_begin, self.image_end, self.image_break, self.template_token
-        return tuple(token for token in tokens if token is not None)
+        return (self.image_token, *([] if self.image_break is None else [self.image_break]))
 
     def prompt_tokens(self, rows: int, columns: int) -> list[int]:
         """Return the tokens of a prompt that stand for an image, from its first to its last ``image_token``."""
@@ -77,6 +118,11 @@ class VisionEntry(Record):
     def working_bytes(self, length: int) -> int:
         """Memory that the tower takes for such an image besides its weights, about: it computes in float32."""
         return self.most_tokens(length) * self.merge_size**2 * self.patch_values * 4
+
+    @property
+    def window_patches(self) -> int:
+        """Most patches of a window."""
+        return (self.window_side * self.merge_size) ** 2
 
     @property
     def factor(self) -> int:

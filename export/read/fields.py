@@ -69,6 +69,11 @@ class Fields:
                 f"supported: {', '.join(repr(a) for a in allowed)}"
             )
 
+    def require(self, name: str, holds: bool, rule: str) -> None:
+        """Raise BadCheckpoint unless the ``rule`` for the field holds."""
+        if not holds:
+            raise self._bad(name, rule)
+
     def skip(self, *names: str) -> None:
         """Accept known fields that do not affect the graph, with any value."""
         self._read.update(names)

@@ -10,6 +10,7 @@ import numpy as np
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, clipped
 from tandemrt.engines.validation.extras import pip_install
+from tandemrt.runtime.requests.image_tiles import cut
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,8 +32,8 @@ def resized(width: int, height: int, entry: VisionEntry) -> tuple[int, int]:
         )
     factor, most = entry.factor, entry.max_pixels
     if entry.resize == "square":
-        squares = [entry.side // factor] * 2
-    elif entry.resize == "edge":
+        return entry.side, entry.side
+    if entry.resize == "edge":
         shrink = max(1.0, long / entry.side)
         squares = [math.ceil(max(1, math.floor(side / shrink)) / factor) for side in (width, height)]
     elif entry.resize == "fill":
@@ -41,7 +42,8 @@ def resized(width: int, height: int, entry: VisionEntry) -> tuple[int, int]:
         if 0 in squares:
             squares = [min(long // short, most // factor**2) if count else 1 for count in squares]
     else:
-        squares = [round(side / factor) for side in (width, height)]
+        least = int(entry.tiles is not None)  # of LFM2-VL; Qwen's sizes may be zero here, and grow below
+        squares = [max(least, round(side / factor)) for side in (width, height)]
         if math.prod(squares) * factor**2 > most:
             shrink = math.sqrt(width * height / most)
             squares = [max(1, math.floor(side / shrink / factor)) for side in (width, height)]
@@ -51,17 +53,20 @@ def resized(width: int, height: int, entry: VisionEntry) -> tuple[int, int]:
     return squares[0] * factor, squares[1] * factor
 
 
-def pixels_in_worker(data: bytes, most: int, entry: VisionEntry) -> tuple[tuple[int, int], str]:
-    """Decode ``data``, an image of at most ``most`` pixels; return the size and the resized RGB bytes in base64.
+def parts_in_worker(data: bytes, most: int, entry: VisionEntry) -> tuple[tuple[int, int], list[Any]]:
+    """Decode ``data``, an image of at most ``most`` pixels; return its ``parts``: sizes, and RGB bytes in base64.
 
     Raises BadRequest for what is no single image in one of FORMATS.
     """
-    image = pixels(_opened(data, most), entry)
-    return image.size, b64encode(image.tobytes()).decode()
+    grid, images = parts(_opened(data, most), entry)
+    return grid, [(image.size, b64encode(image.tobytes()).decode()) for image in images]
 
 
-def pixels(image: "Image", entry: VisionEntry) -> "Image":
-    """Return ``image`` upright in RGB on white, resized. Raises BadRequest if it cannot be decoded."""
+def parts(image: "Image", entry: VisionEntry) -> "tuple[tuple[int, int], list[Image]]":
+    """Return ``image`` upright in RGB on white: the rows and columns of its tiles, these, and all of it, resized.
+
+    Raises BadRequest if it cannot be decoded.
+    """
     from PIL import ImageOps
     from PIL.Image import Resampling, alpha_composite, fromarray, new
 
@@ -81,7 +86,10 @@ def pixels(image: "Image", entry: VisionEntry) -> "Image":
         raise
     except Exception as error:  # decoders raise any exception for damaged data
         raise BadRequest(f"image: could not be decoded, it may be cut off: {clipped(error)}; send it again") from None
-    return upright.resize(resized(*upright.size, entry), Resampling[entry.resample.upper()])
+    size, how = resized(*upright.size, entry), Resampling[entry.resample.upper()]
+    if entry.tiles is None:
+        return (0, 0), [upright.resize(size, how)]
+    return cut(upright, entry, entry.tiles, size, how)
 
 
 def require_pillow() -> None:

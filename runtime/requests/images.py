@@ -5,6 +5,7 @@ from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.requests.image_pixels import pixels, pixels_in_worker, require_pillow
+from tandemrt.runtime.requests.image_pixels import parts, parts_in_worker, require_pillow
 
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
 PART_TYPES = ("image_url", "image", "file")
@@ -28,15 +29,17 @@ IMAGE_PART = {"type": "image"}  # what a chat template gets
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """An image in patches: uint8 [patches, colours], square by square. ``rows`` and ``columns``: of patches.
+    """An image, or a tile of one, in patches: uint8 [patches, colours], square by square.
 
-    ``digest`` names the image as the tower sees it.
+    ``rows`` and ``columns``: of patches. ``before``: tokens of a prompt before it. ``digest`` names the image as the
+    tower sees it.
     """
 
     patches: npt.NDArray[np.uint8]
     rows: int
     columns: int
     entry: VisionEntry
+    before: Sequence[int] = ()
 
     def __post_init__(self) -> None:
         grid = f"{self.rows} {self.columns} ".encode()
@@ -45,13 +48,15 @@ class Image:
     digest: bytes = field(init=False)
 
     @classmethod
-    def of_pixels(cls, colours: npt.NDArray[np.uint8], entry: VisionEntry) -> "Image":
-        """Cut ``colours`` [height, width, 3], whose sides are multiples of ``entry.factor``, into patches."""
-        height, width, _ = colours.shape
+    def of_pixels(cls, colours: npt.NDArray[np.uint8], entry: VisionEntry, before: Sequence[int] = ()) -> "Image":
+        """Cut ``colours`` [height, width, 3] into patches, without pixels that complete no square at an edge."""
         merge, side = entry.merge_size, entry.patch_size
-        squares = colours.reshape(height // entry.factor, merge, side, width // entry.factor, merge, side, 3)
+        rows, columns = (length // entry.factor for length in colours.shape[:2])
+        whole = colours[: rows * entry.factor, : columns * entry.factor]
+        squares = whole.reshape(rows, merge, side, columns, merge, side, 3)
         ordered = squares.transpose(0, 3, 1, 4, 6, 2, 5)  # square, patch in it, colour, pixel
-        return cls(np.ascontiguousarray(ordered).reshape(-1, 3 * side * side), height // side, width // side, entry)
+        patches = np.ascontiguousarray(ordered).reshape(-1, 3 * side * side)
+        return cls(patches, rows * merge, columns * merge, entry, before)
 
     @property
     def tokens(self) -> int:
@@ -124,8 +129,10 @@ class PromptImages:
         return parts
 
 
-def expanded(ids: Sequence[int], images: Sequence[Image], entry: VisionEntry) -> tuple[list[int], PromptImages]:
-    """Write all tokens of each image in place of its one. Raises BadRequest for another number of images."""
+def expanded(
+    ids: Sequence[int], images: Sequence[Sequence[Image]], entry: VisionEntry
+) -> tuple[list[int], PromptImages]:
+    """Write all tokens of each image, in parts, in place of its one. Raises BadRequest for another number of images."""
     places = [at for at, prompt_id in enumerate(ids) if prompt_id == entry.image_token]
     if len(places) != len(images):
         raise BadRequest(
@@ -134,16 +141,17 @@ def expanded(ids: Sequence[int], images: Sequence[Image], entry: VisionEntry) ->
         )
     if places and places[-1] == len(ids) - 1:
         raise BadRequest("messages: text must follow an image, the chat template writes none; add a text")
-    before, after = ([] if token is None else [token] for token in (entry.image_begin, entry.image_end))
     result: list[int] = []
     starts, begin = [], 0
-    for place, image in zip(places, images, strict=True):
-        result += [*ids[begin:place], *before]
-        starts.append(len(result))
-        result += [*image.prompt_tokens, *after]
+    for place, parts_of_image in zip(places, images, strict=True):
+        result += ids[begin:place]
+        for part in parts_of_image:
+            result += part.before
+            starts.append(len(result))
+            result += part.prompt_tokens
         begin = place + 1
     result += ids[begin:]
-    return result, PromptImages(images, starts, result)
+    return result, PromptImages([*chain.from_iterable(images)], starts, result)
 
 
 @dataclass(frozen=True)
@@ -162,17 +170,18 @@ class ImageReader:
 
     def __init__(self, entry: VisionEntry, options: RuntimeOptions, tokenizer: Backend) -> None:
         self.entry = entry
-        self._low = entry.model_copy(update={"max_pixels": max(entry.min_pixels, min(entry.max_pixels, _LOW_PIXELS))})
+        most, tiles = max(entry.min_pixels, min(entry.max_pixels, _LOW_PIXELS)), entry.tiles
+        self._low = entry.model_copy(update={"max_pixels": most, "tiles": None if tiles is None else tiles.uncut})
         self._options = options
         from tandemrt.runtime.requests.media import MediaFetcher  # slow to import, and most models read no images
 
         self._media = MediaFetcher.of(options)
-        tokens = entry.template_token, entry.image_token
-        self._written, self._image = (None if token is None else tokenizer.id_to_token(token) for token in tokens)
+        self._tokenizer = tokenizer
 
     def with_image_tokens(self, text: str) -> str:
-        """Return the ``text`` of a chat template with an image token for each image (VisionEntry.template_token)."""
-        return text if self._written is None else text.replace(self._written, f"\n\n{self._image}\n\n")
+        """Return the ``text`` of a chat template with an image token for each image (VisionEntry.prompt_text)."""
+        written = self.entry.template_text
+        return text.replace(written, self.entry.prompt_text) if written else text
 
     def take(self, messages: Sequence[Any]) -> tuple[list[Any], list[ImageSource]]:
         """Return messages with ``{"type": "image"}`` in place of each image, and the images as they were sent.
@@ -188,8 +197,8 @@ class ImageReader:
             )
         return without, sources
 
-    def read(self, image: ImageSource, in_worker: InWorker) -> Image:
-        """Return ``image`` in patches. Bytes are decoded in a worker process. Raises BadRequest."""
+    def read(self, image: ImageSource, in_worker: InWorker) -> list[Image]:
+        """Return ``image`` in patches: its tiles and all of it. Bytes are decoded in a worker. Raises BadRequest."""
         require_pillow()
         from PIL import Image as Pillow
 
@@ -200,12 +209,20 @@ class ImageReader:
             except (TypeError, ValueError) as error:
                 raise BadRequest(f"image: must be an array that Pillow takes, got {clipped(error)}") from None
         if isinstance(source, Pillow.Image):
-            colours = np.asarray(pixels(source, entry))
+            grid, images = parts(source, entry)
+            colours = [np.asarray(part) for part in images]
         else:
             data, most = self._bytes(source), self._options.max_image_pixels
-            (width, height), encoded = in_worker("decoding an image", pixels_in_worker, data, most, entry)
-            colours = np.frombuffer(b64decode(encoded), np.uint8).reshape(height, width, 3)
-        return Image.of_pixels(colours, entry)
+            grid, sent = in_worker("decoding an image", parts_in_worker, data, most, entry)
+            colours = [
+                np.frombuffer(b64decode(encoded), np.uint8).reshape(height, width, 3)
+                for (width, height), encoded in sent
+            ]
+        texts = [""] if entry.tiles is None else entry.tiles.texts(*grid)
+        return [
+            Image.of_pixels(part, entry, self._tokenizer.encode(text, add_special_tokens=False).ids)
+            for part, text in zip(colours, texts, strict=True)
+        ]
 
     def _without(self, place: str, message: Any, sources: list[ImageSource]) -> Any:
         content = message.get("content") if isinstance(message, Mapping) else None

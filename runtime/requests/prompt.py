@@ -152,7 +152,7 @@ class PromptReader:
         ids = self._encode_messages(chat, messages, in_worker)
         if not sources:
             return ids, None
-        images: list[Image] = []
+        images: list[list[Image]] = []
         tokens, until = len(ids), time.monotonic() + self._timeout_s
         for source in sources:
             if time.monotonic() > until:
@@ -161,7 +161,7 @@ class PromptReader:
                     f"{len(images)} of {len(sources)} were read; send fewer or smaller ones"
                 )
             images.append(self._images.read(source, in_worker))
-            tokens += len(images[-1].prompt_tokens) - 1
+            tokens += sum(len(part.before) + len(part.prompt_tokens) for part in images[-1]) - 1
             if tokens > self._limit:  # before the next image needs memory
                 raise self._too_long(tokens)
         return expanded(ids, images, self._images.entry)

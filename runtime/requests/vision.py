@@ -35,7 +35,8 @@ class TowerRunner:
         self._dtype = dtype
         self._width = int(engine.contract["image_states"].shape[-1])
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
-        self._thread = FairExecutor(1, "tandemrt-vision")  # one, because the engine uses all cores
+        # One thread, because the engine uses all cores, and always the same: onnxruntime prepares a GPU for each.
+        self._thread = FairExecutor(1, "tandemrt-vision", most_blocked=0)
 
     @classmethod
     def open(cls, bundle: Bundle, device: torch.device, threads: int | None) -> "TowerRunner":
@@ -126,8 +127,7 @@ def tower_inputs(image: Image) -> dict[str, npt.NDArray[Any]]:
     positions = (squares[:, None] * merge + in_square).reshape(-1, 2)
     others: dict[str, npt.NDArray[Any]] = {}
     if entry.grid_side:
-        corners, weights = _corners(positions, (image.rows, image.columns), entry.grid_side)
-        others |= {"corners": corners, "corner_weights": weights}
+        others |= _corners(positions, image)
     if entry.window_side:
         others |= _windows(squares, entry)
     mean, std = (np.repeat(np.array(colour), entry.patch_size**2) for colour in (entry.mean, entry.std))
@@ -159,15 +159,26 @@ def _windows(squares: npt.NDArray[np.int64], entry: VisionEntry) -> dict[str, np
     return {"windows": windows.reshape(flat), "window_mask": mask.reshape(flat), "window_places": places.reshape(-1)}
 
 
-def _corners(
-    positions: npt.NDArray[np.int64], sizes: tuple[int, int], side: int
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]:
-    """Return the four learned positions around each patch, and their weights: bilinear, with the corners aligned."""
-    steps = [(side - 1) / max(1, size - 1) for size in sizes]
-    at = positions * np.array(steps)
-    low = np.minimum(at.astype(np.int64), side - 1)
-    high, share = np.minimum(low + 1, side - 1), at - low
-    (top, left), (bottom, right), (down, over) = low.T, high.T, share.T
-    corners = np.stack([top * side + left, top * side + right, bottom * side + left, bottom * side + right], axis=-1)
-    weights = np.stack([(1 - down) * (1 - over), (1 - down) * over, down * (1 - over), down * over], axis=-1)
-    return corners, weights.astype(np.float32)
+def _corners(positions: npt.NDArray[np.int64], image: Image) -> dict[str, npt.NDArray[Any]]:
+    """Return the learned positions around each patch, and their weights: bilinear, smoothed where the grid shrinks."""
+    side = image.entry.grid_side
+    sizes = image.rows, image.columns
+    (tops, down), (lefts, over) = (_around(size, side, image.entry.grid_corners) for size in sizes)
+    rows, columns = positions.T
+    corners = tops[rows][:, :, None] * side + lefts[columns][:, None]
+    weights = down[rows][:, :, None] * over[columns][:, None]
+    flat = (len(positions), -1)
+    return {"corners": corners.reshape(flat), "corner_weights": weights.reshape(flat).astype(np.float32)}
+
+
+def _around(size: int, side: int, corners: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Return those of ``side`` places in a line that are around each of ``size``, and weights (VisionEntry.corners)."""
+    scale = (side - 1) / max(1, size - 1) if corners else side / size
+    at = np.arange(size)[:, None] * scale if corners else (np.arange(size)[:, None] + 0.5) * scale - 0.5
+    reach = 1.0 if corners else max(1.0, scale)
+    weights = np.maximum(0, 1 - np.abs(np.arange(side) - at) / reach)
+    most = int((weights > 0).sum(axis=1).max())
+    first = np.minimum((weights > 0).argmax(axis=1), side - most)
+    places = first[:, None] + np.arange(most)
+    near = np.take_along_axis(weights, places, axis=1)
+    return places, near / near.sum(axis=1, keepdims=True)

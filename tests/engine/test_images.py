@@ -205,7 +205,7 @@ def test_low_detail_is_512_pixels_squared(in_chunks: LLM) -> None:
     for detail in ("auto", "high", "low"):
         part = {"type": "image_url", "image_url": {"url": url, "detail": detail}}
         _, (source,) = reader.take([{"role": "user", "content": [part]}])
-        image = reader.read(source, lambda _, function, *arguments: function(*arguments))
+        (image,) = reader.read(source, lambda _, function, *arguments: function(*arguments))
         sizes.append((image.columns * entry.patch_size, image.rows * entry.patch_size))
     assert sizes == [(1024, 800), (1024, 800), (576, 448)]
 
@@ -319,7 +319,7 @@ def test_a_bundle_reads_text_only_where_the_recipe_says_so(target: Path, tmp_pat
 @pytest.mark.parametrize(
     ("file", "changes", "reason"),
     [
-        ("preprocessor_config.json", {"resample": 1}, "resample is 1"),
+        ("preprocessor_config.json", {"resample": 0}, "resample is 0"),
         ("preprocessor_config.json", {"do_pad": True}, "do_pad is True"),
         ("preprocessor_config.json", {"image_processor_type": "Other"}, "image_processor_type is 'Other'"),
         ("preprocessor_config.json", {"crop_pct": 0.9}, "does not support the field.s. 'crop_pct'"),

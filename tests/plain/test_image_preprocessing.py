@@ -6,6 +6,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image as Pillow
 from PIL import ImageOps
 from tokenizers import Tokenizer
@@ -13,13 +14,14 @@ from tokenizers.models import WordLevel
 from transformers.image_utils import load_image
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tandemrt.engines.contract.vision import VisionEntry
+from tandemrt.engines.contract.vision import Tiles, VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
-from tandemrt.runtime.requests.images import ImageReader, ImageSource
+from tandemrt.runtime.requests.images import Image, ImageReader, ImageSource
 from tandemrt.runtime.requests.vision import tower_inputs
 
 ENTRY = VisionEntry(
@@ -68,6 +70,45 @@ EDGED_PROCESSOR = PixtralImageProcessorPil(
     image_mean=list(ENTRY.mean),
     image_std=list(ENTRY.std),
 )
+TILED = ENTRY.model_copy(  # 64 pixels of each side are seen: the rest completes no square
+    update={
+        "resize": "square",
+        "min_pixels": 66**2,
+        "max_pixels": 66**2,
+        "resample": "lanczos",
+        "tiles": Tiles(side=66, longest=240, before_tile="image", before_all="image", before_uncut="image"),
+    }
+)
+TILED_PROCESSOR = Idefics3ImageProcessorPil(
+    size={"longest_edge": 240},
+    max_image_size={"longest_edge": 66},
+    image_mean=list(ENTRY.mean),
+    image_std=list(ENTRY.std),
+)
+BY_SHAPE = ENTRY.model_copy(
+    update={
+        "resize": "bounds",
+        "min_pixels": 256**2,
+        "max_pixels": 512**2,
+        "resample": "bilinear",
+        "tiles": Tiles(side=512, least=2, most=10, before_tile="image", before_all="image", before_uncut="image"),
+    }
+)
+# By width and height: rows and columns of tiles, and patches along the sides of the image as a whole, as transformers
+# 5.23 has them with torchvision 0.28, without which its image processor of LFM2-VL cannot run.
+SHAPES = {
+    (1, 1): ((1, 1), (16, 16)),
+    (300, 200): ((1, 1), (14, 20)),
+    (511, 513): ((1, 1), (32, 32)),
+    (700, 700): ((1, 1), (32, 32)),
+    (740, 740): ((2, 2), (32, 32)),
+    (1600, 1200): ((2, 3), (26, 36)),
+    (1200, 1600): ((3, 2), (36, 26)),
+    (3000, 900): ((1, 3), (16, 58)),
+    (2000, 10): ((1, 1), (2, 228)),
+    (1100, 600): ((1, 2), (22, 42)),
+    (2048, 2048): ((3, 3), (32, 32)),
+}
 FORMAT_BY_MODE = {
     "RGB": "PNG",
     "L": "PNG",
@@ -110,9 +151,12 @@ def reader(entry: VisionEntry) -> ImageReader:
     return ImageReader(entry, RuntimeOptions(), tokenizer)
 
 
+def read(data: bytes, entry: VisionEntry) -> list[Image]:
+    return reader(entry).read(ImageSource(data), lambda _, function, *arguments: function(*arguments))
+
+
 def pixels_of(data: bytes, entry: VisionEntry) -> np.ndarray:
-    image = reader(entry).read(ImageSource(data), lambda _, function, *arguments: function(*arguments))
-    return tower_inputs(image)["pixels"]
+    return np.concatenate([tower_inputs(image)["pixels"] for image in read(data, entry)])
 
 
 def as_transformers_reads(data: bytes) -> Pillow.Image:
@@ -172,6 +216,45 @@ def test_pixels_up_to_an_edge_equal_those_of_transformers(seeds: range) -> None:
         data = image_file(seed)
         (colours,) = EDGED_PROCESSOR(images=[as_transformers_reads(data)], return_tensors="np")["pixel_values"]
         np.testing.assert_allclose(pixels_of(data, EDGED), in_patches(colours, EDGED), atol=1e-6)
+
+
+@pytest.mark.parametrize("seeds", [range(25), range(25, 50)])
+def test_pixels_of_tiles_equal_those_of_transformers(seeds: range) -> None:
+    for seed in seeds:
+        data = image_file(seed)
+        (parts,) = TILED_PROCESSOR(images=[[as_transformers_reads(data)]], return_tensors="np")["pixel_values"]
+        seen = 64  # of 66 pixels
+        expected = np.concatenate([in_patches(colours[:, :seen, :seen], TILED) for colours in parts])
+        np.testing.assert_allclose(pixels_of(data, TILED), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", SHAPES)
+def test_tiles_by_shape_are_those_of_transformers(size: tuple[int, int]) -> None:
+    (rows, columns), whole = SHAPES[size]
+    image = Pillow.new("RGB", size)
+    *tiles, last = reader(BY_SHAPE).read(ImageSource(image), lambda *_: None)
+    assert (last.rows, last.columns) == whole
+    assert [(tile.rows, tile.columns) for tile in tiles] == [(32, 32)] * (rows * columns if rows * columns > 1 else 0)
+
+
+def test_tiles_by_shape_have_the_pixels_of_an_antialiased_resize() -> None:
+    colours = np.random.default_rng(1).integers(0, 256, (100, 140, 3), dtype=np.uint8)
+    image = Pillow.fromarray(colours).resize((1400, 1000))
+    parts = reader(BY_SHAPE).read(ImageSource(image), lambda *_: None)
+    source = torch.tensor(np.asarray(image)).permute(2, 0, 1)[None]
+
+    def resized(height: int, width: int) -> np.ndarray:
+        size = (height, width)
+        return torch.nn.functional.interpolate(source, size, mode="bilinear", antialias=True)[0].numpy()
+
+    cut = resized(1024, 1536)
+    tiles = [cut[:, 512 * row :][:, :512, 512 * column :][..., :512] for row in range(2) for column in range(3)]
+    expected = [*tiles, resized(parts[-1].rows * 16, parts[-1].columns * 16)]
+    assert len(parts) == len(expected)
+    for part, wanted in zip(parts, expected, strict=True):
+        apart = np.abs(part.patches.astype(int) - in_patches(wanted, BY_SHAPE))
+        assert apart.max() <= 2
+        assert np.mean(apart > 0) < 0.01
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])

@@ -3,13 +3,14 @@
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from tandemrt.engines.contract.vision import Filter
 from tandemrt.engines.validation.errors import BadCheckpoint, clipped, quoted
 from tandemrt.export.read.fields import Fields, is_number
 
 TEXT_ONLY = "leave target.images out, and the bundle reads text only"
-_RESAMPLE: Mapping[int, Literal["bilinear", "bicubic"]] = {2: "bilinear", 3: "bicubic"}  # as Pillow counts
+_RESAMPLE: Mapping[int, Filter] = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # as Pillow counts
 # Fields of image processors that change nothing for one still image.
 _UNUSED = frozenset((
     "processor_class", "data_format", "input_data_format", "device", "return_tensors", "disable_grouping",
@@ -17,27 +18,28 @@ _UNUSED = frozenset((
 ))  # fmt: skip
 
 
-def image_processor(folder: Path, kind: str, *, without: Collection[str] = ()) -> Fields:
+def image_processor(folder: Path, *kinds: str, without: Collection[str] = ()) -> Fields:
     """Return preprocessor_config.json, or the part about images of processor_config.json (transformers 5), unfinished.
 
     ``without``: steps that are off, or change nothing for one image. Raises BadCheckpoint for an image processor that
-    is not of this ``kind``, or has steps that are not implemented.
+    is of none of these ``kinds``, or has steps that are not implemented.
     """
     name, settings = _settings(folder)
     fields = Fields(dict(settings), name)
     fields.skip(*_UNUSED, *without)
-    fields.only("image_processor_type", *(f"{kind}ImageProcessor{way}" for way in ("", "Fast", "Pil")))
+    ways = ("", "Fast", "Pil")
+    fields.only("image_processor_type", *(f"{kind}ImageProcessor{way}" for kind in kinds for way in ways))
     for flag in {"do_resize", "do_rescale", "do_normalize", "do_convert_rgb"}.difference(without):
         fields.only(flag, True)
     for flag in {"do_center_crop", "do_pad"}.difference(without):
         fields.only(flag, False)
     fields.skip("crop_size", "pad_size")  # of steps that are off
-    if abs(fields.number("rescale_factor", 1 / 255) * 255 - 1) > 1e-6:
-        raise BadCheckpoint(f"{name}: rescale_factor should be 1/255, it is {quoted(settings['rescale_factor'])}")
+    rescale = fields.number("rescale_factor", 1 / 255)
+    fields.require("rescale_factor", abs(rescale * 255 - 1) < 1e-6, "1/255")
     return fields
 
 
-def resample(fields: Fields, default: int) -> Literal["bicubic", "bilinear"]:
+def resample(fields: Fields, default: int) -> Filter:
     """Return the filter that resizes."""
     fields.only("resample", *_RESAMPLE)
     return _RESAMPLE[fields.get("resample", default)]
@@ -46,29 +48,27 @@ def resample(fields: Fields, default: int) -> Literal["bicubic", "bilinear"]:
 def colour(fields: Fields, name: str) -> tuple[float, float, float]:
     """Return a mean or standard deviation of colours."""
     values = fields.get(name)
-    if not isinstance(values, list) or len(values) != 3 or not all(map(is_number, values)):
-        raise BadCheckpoint(f"{fields.where}: {name} should be three numbers, it is {quoted(values)}")
+    known = isinstance(values, list) and len(values) == 3 and all(map(is_number, values))
+    fields.require(name, known, "three numbers")
     red, green, blue = map(float, values)
     return red, green, blue
 
 
-def edge(fields: Fields, kind: str, name: str = "") -> int:
-    """Return a number of pixels: the edge ``kind`` of ``size``, or what older files call ``name``."""
-    size, value = fields.get("size", {}), fields.get(name) if name else None
-    value = size.get(kind) if value is None and isinstance(size, Mapping) else value
-    if type(value) is not int or value < 1:
-        where = f"{name}, or {kind} of size," if name else f"{kind} of size"
-        raise BadCheckpoint(f"{fields.where}: {where} should be a number of pixels, it is {quoted(value)}")
-    return value
+def edge(fields: Fields, kind: str, name: str = "", *, of: str = "size") -> int:
+    """Return a number of pixels: the edge ``kind`` in the field ``of``, or what older files call ``name``."""
+    if name and fields.get(name) is not None:
+        return fields.integer(name)
+    edges = fields.get(of)
+    value = edges.get(kind) if isinstance(edges, Mapping) else None
+    number = value if type(value) is int else 0
+    fields.require(of, number > 0, f"an object whose {kind} is a number of pixels")
+    return number
 
 
 def require_same(fields: Fields, wanted: Mapping[str, Any]) -> None:
     """Raise BadCheckpoint unless what the image processor says of the tower is what the tower says."""
     for name, value in wanted.items():
-        if fields.get(name, value) != value:
-            raise BadCheckpoint(
-                f"{fields.where}: {name} should be the tower's, {quoted(value)}, it is {quoted(fields.get(name))}"
-            )
+        fields.require(name, fields.get(name, value) == value, f"the tower's, {quoted(value)}")
 
 
 def json_of(file: Path) -> dict[str, Any] | None:
