@@ -132,6 +132,7 @@ def test_a_chrome_trace_has_host_steps_and_rounds_of_every_request(tiny_bundle: 
     assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in complete)
     host = [event for event in complete if event["pid"] == 1]
     assert all(a["ts"] + a["dur"] <= b["ts"] + 1 for a, b in pairwise(host)), "one after the other"
+    assert 0 <= host[0]["ts"] < 1e5, "times count from the first step"
 
 
 @pytest.mark.parametrize("name", ["out.txt", "missing/out.html", "."])

@@ -4,6 +4,7 @@ import base64
 import json
 import shutil
 import time
+import unicodedata
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,9 @@ def test_published_patterns_are_quick(pattern: str) -> None:
 )
 def test_patterns_that_may_backtrack_are_not_quick(pattern: str) -> None:
     assert not is_linear(pattern)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
+def test_the_factor_of_a_normal_form_is_the_longest_of_any_character(form: Any) -> None:
+    characters = map(chr, (*range(0xD800), *range(0xE000, 0x30000)))
+    assert max(len(unicodedata.normalize(form, character)) for character in characters) == expansion._FACTORS[form]

@@ -196,3 +196,33 @@ def test_schemas_that_a_notation_cannot_enforce_are_rejected(style: str, schema:
 def test_names_in_gemmas_form_are_sorted_whatever_their_case() -> None:
     assert NOTATIONS["gemma_arguments"].spelled({"b": 1, "C": 2, "A": {"y": 3, "X": 4}}) == "A:{X:4,y:3},b:1,C:2"
     assert NOTATIONS["python_arguments"].spelled({"b": 1, "A": 2}) == "b=1, A=2"
+
+
+LIMITED = {
+    "type": "object",
+    "properties": {
+        "i": {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "boolean"}], "maxItems": 1},
+        "s": {"type": "string", "minLength": 2, "maxLength": 3},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("style", "good", "bad"),
+    [
+        ("python_arguments", ["i=[1]", 's="ab"', 's="abc"'], ["i=[1, True]", 's="a"', 's="abcd"']),
+        ("gemma_arguments", ["i:[1]", 's:<|"|>ab<|"|>', 's:<|"|>abc<|"|>'],
+         ["i:[1,true]", 's:<|"|>a<|"|>', 's:<|"|>abcd<|"|>']),
+    ],
+)  # fmt: skip
+def test_limits_of_items_and_texts_are_enforced_in_every_notation(style: str, good: list[str], bad: list[str]) -> None:
+    assert [text for text in good if not accepts(style, LIMITED, text)] == []
+    assert [text for text in bad if accepts(style, LIMITED, text)] == []
+
+
+def test_a_name_that_matches_any_of_the_patterns_is_none_of_the_other_names() -> None:
+    patterns = {"^a": {"type": "integer"}, "^b": {"type": "integer"}}
+    schema = {"type": "object", "patternProperties": patterns, "additionalProperties": {"type": "null"}}
+    good = ["a:1", "b:1", "c:null"]
+    assert [text for text in good if not accepts("gemma_arguments", schema, text)] == []
+    assert [text for text in ("a:null", "b:null", "c:1") if accepts("gemma_arguments", schema, text)] == []

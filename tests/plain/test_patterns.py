@@ -431,3 +431,22 @@ def test_a_pattern_has_few_branches_with_anchors(shape: str) -> None:
     assert patterns.search_expression(most)
     with pytest.raises(UnsupportedPattern, match="anchors in more than a few groups"):
         patterns.search_expression(more)
+
+
+def accepts_format(name: str, text: str) -> bool:
+    matcher = format_grammar(name, text)
+    return matcher.accept(34) and matcher.accept(STOP)
+
+
+@pytest.mark.parametrize("groups", range(8))
+def test_zeros_of_an_ipv6_address_may_be_left_out_at_any_place(groups: int) -> None:
+    """An address of eight groups, or six and an IPv4 address, of which those after ``groups`` are left out."""
+    for after in range(8 - groups):
+        assert accepts_format("ipv6", ":".join(["a1"] * groups) + "::" + ":".join(["2"] * after))
+    for after in range(6 - groups):
+        assert accepts_format("ipv6", ":".join(["a1"] * groups) + "::" + ":".join([*["2"] * after, "1.2.3.4"]))
+
+
+@pytest.mark.parametrize("pattern", ["a{2}", "a{2,}", "[ab]{12,}?", "(?:a|b)*", r"^\\d+$", "(a(b)+)"])
+def test_common_patterns_are_texts_of_the_format_regex(pattern: str) -> None:
+    assert accepts_format("regex", pattern)
