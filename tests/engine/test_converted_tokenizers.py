@@ -14,6 +14,7 @@ import tiktoken
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read import converted_tokenizer
+from tandemrt.export.read.original_tokenizers import find_original
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.export.read.tokenizer_class import TEXTS
 
@@ -164,3 +165,11 @@ def test_a_tokenizer_that_cannot_be_converted_is_rejected(
     with pytest.raises(BadCheckpoint, match=message):
         CheckpointTokenizer.open(tmp_path / "model")
     assert list(cache.rglob("tokenizer.json")) == []
+
+
+def test_a_folder_with_tokenizer_json_has_no_original_to_convert(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    sentencepiece_folder(folder)
+    assert find_original(folder) is not None
+    (folder / "tokenizer.json").write_text("{}")
+    assert find_original(folder) is None

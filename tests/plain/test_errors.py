@@ -8,7 +8,10 @@ import pytest
 
 from tandemrt import SamplingParams, StructuredOutputs
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.validation import errors
 from tandemrt.engines.validation.errors import QUOTED, BadRequest, clipped, named, quoted
+from tandemrt.runtime.servers.openai.errors import error_body, status_of
+from tandemrt.runtime.servers.request_stream import RequestCancelled, RequestTimeout
 
 DIGITS = 10**5000  # above Python's limit for conversion to text
 
@@ -78,3 +81,22 @@ def test_errors_quote_long_values_in_few_characters(ask: Callable[..., Any], val
         lines = text.split("\n")
         assert len(lines) <= 21
         assert max(map(len, lines)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code"),
+    [
+        (errors.Closed, 503, "closed"),
+        (RequestCancelled, 503, "closed"),
+        (errors.ProcessLost, 503, "process_lost"),
+        (errors.QueueFull, 429, "queue_full"),
+        (RequestTimeout, 504, "timeout"),
+        (errors.InternalError, 500, "internal_error"),
+        (errors.BackendUnavailable, 500, "internal_error"),
+        (ZeroDivisionError, 500, "internal_error"),
+    ],
+)
+def test_a_client_sees_whether_it_may_send_a_request_again(error: type[Exception], status: int, code: str) -> None:
+    """Clients of OpenAI send it again after 429 and 5xx; the code tells the reason."""
+    failure = error("text")
+    assert (status_of(failure).status, error_body(failure)["error"]["code"]) == (status, code)

@@ -8,6 +8,7 @@ import pytest
 
 from tandemrt.runtime.metrics.histogram import Histogram
 from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.metrics.names import vllm_counters
 
 
 @pytest.fixture
@@ -77,3 +78,20 @@ def test_buckets_count_observations_since_a_copy() -> None:
     histogram.observe(1.5)
     since = histogram.since(copy)
     assert (since.counts, since.count, since.sum) == ([0, 1, 0], 1, 1.5)
+
+
+def test_a_counter_by_vllms_name_has_the_value_of_ours() -> None:
+    metrics = Metrics(kept=1, preemptions=2, steps=3, evaluated=4, accepted=[5, 6], finished={"stop": 7, "length": 8})
+    metrics.prompt_tokens.observe(9)
+    assert {(name, *(value for _, value in labels)): count for (name, labels), count in vllm_counters(metrics)} == {
+        ("vllm:generation_tokens_total",): 1,
+        ("vllm:num_preemptions_total",): 2,
+        ("vllm:spec_decode_num_drafts_total",): 3,
+        ("vllm:spec_decode_num_draft_tokens_total",): 4,
+        ("vllm:spec_decode_num_accepted_tokens_total",): 11,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "0"): 5,
+        ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "1"): 6,
+        ("vllm:request_success_total", "stop"): 7,
+        ("vllm:request_success_total", "length"): 8,
+        ("vllm:prompt_tokens_total",): 9,
+    }

@@ -15,7 +15,7 @@ import pytest
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.text import formats
 from tandemrt.engines.validation.errors import BadRequest, Closed, InternalError, QueueFull
-from tandemrt.runtime.grammars import sources
+from tandemrt.runtime.grammars import source_cache, sources
 from tandemrt.runtime.grammars.grammar_cache import GrammarCache
 from tandemrt.runtime.grammars.library import MAX_WAITING, GrammarLibrary
 from tandemrt.runtime.grammars.source_cache import SourceCache
@@ -774,3 +774,10 @@ def test_a_slow_schema_is_read_in_a_worker_with_the_same_result(schema: dict[str
     called.clear()
     SourceCache().read(StructuredOutputs(json=PERSON), in_worker)
     assert not called
+
+
+def test_a_schema_beyond_the_size_of_an_entry_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, small, large = SourceCache(), *(StructuredOutputs(json={"const": "x" * size}) for size in (500, 1500))
+    monkeypatch.setattr(source_cache, "MAX_ENTRY_BYTES", 1000)
+    assert cache.read(small) is cache.read(small)
+    assert cache.read(large) is not cache.read(large)
