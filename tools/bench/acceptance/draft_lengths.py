@@ -46,7 +46,7 @@ def main(
     """Print tokens per second of adaptive and of fixed draft lengths."""
     opened = Bundle.open(bundle)
     figures: dict[str, Any] = {}
-    with LLM(bundle, device=device, adaptive_draft_tokens=True, synthetic_rule=True) as llm:
+    with LLM(bundle, device=device, adaptive_draft_tokens=True, lookup=False, synthetic_rule=True) as llm:
         lines = Lines(llm, opened, prompt, tokens, temperature)
         lengths = [float(each) for each in accepted.split(",")]
         of_kind: dict[str, list[float | None]] = {str(each): [each] for each in lengths}

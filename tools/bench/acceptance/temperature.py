@@ -46,7 +46,7 @@ def main(
 ) -> None:
     """Print the acceptance length, its standard error and the acceptance per position of each temperature and way."""
     chats = _chats(prompts, count)
-    with LLM(bundle, threads=threads, adaptive_draft_tokens=False) as llm:
+    with LLM(bundle, threads=threads, adaptive_draft_tokens=False, lookup=False) as llm:
         scaled = {"draft_temperature_scale": scale}  # greedy drafts have no temperature
         ways = [way if way.get("draft_sampling") == "greedy" else way | scaled for way in WAYS.values()]
         rows: list[Row] = [

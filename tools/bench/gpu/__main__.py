@@ -187,6 +187,7 @@ def main(
 
         bundle = bench.part("bundle", exported)
         options: Any = {"device": device, "profile": True, "synthetic_rule": not tuned, "adaptive_draft_tokens": False}
+        options["lookup"] = False
         llm = bundle and bench.part("open", lambda: LLM(bundle.folder, **options))
         if llm is None:
             raise typer.Exit(1)
