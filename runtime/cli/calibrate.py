@@ -29,7 +29,7 @@ SCALES = (1.0, 1.4, 0.8, 0.6, 0.4, 0.3, 0.2, 0.1)  # 1 first, so that it wins ti
 
 
 # The draft length would depend on the scale.
-@takes_options(leave_out=("queue_limit", "profile", "adaptive_draft_tokens"))
+@takes_options(leave_out=("queue_limit", "profile", "adaptive_draft_tokens", "lookup"))
 def calibrate(
     bundle: BundlePath,
     prompts: Annotated[
@@ -70,7 +70,7 @@ def calibrate(
     from tandemrt.runtime.llm.llm import LLM
 
     console = Console()
-    fixed = options.arguments() | {"adaptive_draft_tokens": False}
+    fixed = options.arguments() | {"adaptive_draft_tokens": False, "lookup": False}
     with LLM(bundle, **fixed) as llm, Progress(console=console, transient=True) as progress:
         task = progress.add_task("measuring", total=len(SCALES) * len(params))
         lengths = acceptance_lengths(llm, texts, params, constraints=constraints, on_run=lambda: progress.advance(task))

@@ -57,7 +57,8 @@ class Committer:
                 self._commit_one(running, emitted, verified)
         if round_.adaptive and round_.rows and not round_.copied:
             window = round_.num_proposed if round_.needs_drafter else 0
-            self._draft_windows.observe_round(round_.batch, window, num_accepted / len(round_.rows))
+            accepted = num_accepted / len(round_.rows)
+            self._draft_windows.observe_round(round_.batch, window, accepted, missed=round_.missed)
 
     def end(self, running: RunningRequest, finish: Finish | None) -> None:
         """End a request and free its slot. Raises nothing; errors are logged and affect no other request.

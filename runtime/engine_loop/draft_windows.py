@@ -6,11 +6,13 @@ from weakref import WeakKeyDictionary
 from tandemrt.engines.options.options import draft_tokens_problem
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.engine_loop.costs import RoundCosts
-from tandemrt.runtime.engine_loop.loss_budget import LossBudget
+from tandemrt.runtime.engine_loop.loss_budget import SHARE, SHARE_WITH_MISSED, LossBudget
 from tandemrt.runtime.requests.acceptance import Acceptance, best_window
 from tandemrt.runtime.requests.running import RunningRequest
 
 _ROUNDS_PER_CAPTURE = 256  # of a busy engine, between two windows whose CUDA graphs are captured meanwhile
+_FEW_MISSED = 8  # tokens with which the drafter catches up for a round that is only timed
+_HORIZON = 16  # rounds that must pay for what the drafter catches up with
 _REQUESTS_PER_ROUND = 8  # estimates that a round compares on average: those of many requests take the host long
 
 
@@ -30,6 +32,7 @@ class DraftWindowPlanner:
         uncaptured: rows of rounds whose shorter windows may have no CUDA graphs yet. Rounds capture one at a time.
         costs: seconds of rounds, by rows and window.
         calibrates: whether ``costs`` are measured before there are texts, else in their first rounds.
+        missed_cost: of a token that the drafter has missed and processes before it drafts, in drafted tokens.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class DraftWindowPlanner:
         mask_drafts: bool = False,
         adaptive: bool = False,
         calibrates: bool = True,
+        missed_cost: float = 0.0,
     ) -> None:
         """
         Args:
@@ -51,6 +55,7 @@ class DraftWindowPlanner:
             drafts: whether the bundle has a drafter.
             adaptive: whether rounds draft fewer tokens, or none, where that is faster.
             calibrates: whether rounds without texts cost what others do, in proportion.
+            missed_cost: see the class.
 
         Raises BadRequest for a window outside 0..limit, or a table without an entry for one request.
         """
@@ -63,21 +68,25 @@ class DraftWindowPlanner:
         self.mask_drafts = mask_drafts
         self.costs = RoundCosts()
         self.calibrates = calibrates
+        self.missed_cost = missed_cost
         self.uncaptured: set[int] = set()
         self._acceptance: WeakKeyDictionary[RunningRequest, Acceptance] = WeakKeyDictionary()  # survives preemption
         self._running: dict[int, RunningRequest] = {}  # by slot
         self._ended = Acceptance()
         self._drafts = drafts
         self.adaptive = adaptive and drafts
-        self._budget = LossBudget()
+        self._budget = LossBudget(SHARE_WITH_MISSED if missed_cost else SHARE)
         self._uncaptured_rounds: dict[int, int] = {}  # by rows
         self._chosen: dict[int, tuple[int, int]] = {}  # by rows: the last choice, and for how many rounds it holds
 
     def join(self, running: RunningRequest) -> None:
-        """See SlotListener.join. A new request starts from the acceptance of ended requests."""
+        """See SlotListener.join. A new request starts from the acceptance of ended requests.
+
+        But where a drafter must catch up with missed tokens, the first rounds of a request are the cheapest trial.
+        """
         if self.adaptive:
             self._running[running.slot] = running
-            self._acceptance.setdefault(running, self._ended.start())
+            self._acceptance.setdefault(running, Acceptance() if self.missed_cost else self._ended.start())
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave. A preempted request has not finished; it is counted once, when it ends."""
@@ -90,10 +99,14 @@ class DraftWindowPlanner:
         if self.adaptive:
             self._acceptance[running].observe(accepted, proposed)
 
-    def observe_round(self, batch: int, window: int, accepted: float) -> None:
-        """Count a round of ``batch`` rows that drafted ``window`` tokens and accepted so many for each request."""
+    def observe_round(self, batch: int, window: int, accepted: float, *, missed: int = 0) -> None:
+        """Count a round of ``batch`` rows that drafted ``window`` tokens and accepted so many for each request.
+
+        ``missed``: see choose.
+        """
         if self.adaptive:
-            self._budget.observe(self.costs.estimate(batch, window) / self.costs.estimate(batch, 0), accepted)
+            cost = self.costs.estimate(batch, window) + (self._catch_up(batch, missed) if window else 0.0)
+            self._budget.observe(cost / self.costs.estimate(batch, 0), accepted)
 
     def limit(self, requests: int) -> int:
         """Return the largest window of a round with ``requests`` requests, at least one."""
@@ -107,12 +120,14 @@ class DraftWindowPlanner:
         wanted: int | None = None,
         fixed: bool = False,
         prompts: bool = False,
+        missed: int = 0,
     ) -> int:
         """Return how many tokens the drafter proposes in a round of ``requests``, all of which have joined.
 
         ``batch``: rows of the round. ``wanted``: the largest window that any request allows. ``fixed``: do not adapt.
         ``prompts``: whether the round has prompts: it drafts nothing or the largest window, so that its calls have few
-        shapes. A drafted token costs as much there as it saves in another round.
+        shapes. A drafted token costs as much there as it saves in another round. ``missed``: tokens that the drafter
+        has not processed, so that it would process them first.
         """
         if not self._drafts:
             return 0
@@ -123,12 +138,13 @@ class DraftWindowPlanner:
         steps = self._captured(batch, self._steps(most))
         if self._budget.spent and not steps[0]:
             return 0
-        due = None if prompts else self.costs.due(batch, steps)
+        catch_up = self._catch_up(batch, missed)
+        due = None if prompts or missed > _FEW_MISSED else self.costs.due(batch, steps)
         if due is not None:
             return due
         chosen, rounds = self._chosen.get(batch, (0, 0))
         if not rounds or chosen not in steps:
-            costs = {step: self.costs.estimate(batch, step) for step in steps}
+            costs = {step: self.costs.estimate(batch, step) + (step > 0) * catch_up / _HORIZON for step in steps}
             chosen = best_window([self._acceptance[running] for running in requests], costs)
             rounds = len(requests) // _REQUESTS_PER_ROUND
         self._chosen[batch] = chosen, max(0, rounds - 1)
@@ -143,6 +159,13 @@ class DraftWindowPlanner:
             return 0.0
         cost = self.costs.estimate
         return (cost(batch, window) - cost(batch, window - 1)) / cost(batch, 0) * self._budget.speed
+
+    def _catch_up(self, batch: int, missed: int) -> float:
+        """Return how long the drafter takes for ``missed`` tokens."""
+        if not missed:
+            return 0.0
+        token = self.costs.estimate(batch, 1) - self.costs.estimate(batch, 0)
+        return max(0.0, token) * (1 + self.missed_cost * missed)
 
     def _captured(self, batch: int, steps: Sequence[int]) -> Sequence[int]:
         """Return those of ``steps`` that the next round may use. A shape without graphs is captured when it occurs."""

@@ -16,8 +16,17 @@ from tandemrt.runtime.requests.slots import SlotListener
 class Lookup(SlotListener, Protocol):
     """Copies drafts from the text of each request in a slot."""
 
-    def copies(self, round_: Round) -> Mapping[int, Sequence[int]]:
-        """Return the drafts of slots that copy, see Round.copied. Called after the commit of the last round."""
+    def promises(self, round_: Round, wait: float) -> bool:
+        """Return whether copies in ``round_`` are worth a ``wait`` for the last commit, a share of the round's time.
+
+        Called before that commit.
+        """
+
+    def copies(self, round_: Round, *, proposed: bool) -> Mapping[int, Sequence[int]]:
+        """Return the draft windows of slots that copy, see Round.copied. Called after the commit of the last round.
+
+        ``proposed``: whether the drafter has run. If not, no slot needs it where all have a window, maybe an empty one.
+        """
 
     def observe(self, running: RunningRequest, accepted: int, proposed: int) -> None:
         """Count a round that accepted the first ``accepted`` of ``proposed`` tokens of the drafter."""

@@ -47,6 +47,9 @@ from tandemrt.runtime.requests.slots import SlotListener, Slots
 
 log = logging.getLogger(__name__)
 
+_WAITED_COMMITS = 3.0  # how much longer a round takes whose target waits for a commit, in commits
+_STEP = 0.05  # weight of a step in the share of commits
+
 
 class EngineLoop:
     """Runs rounds over ``slots``. One thread calls ``step``; requests join and leave between rounds."""
@@ -84,8 +87,7 @@ class EngineLoop:
             metrics,
             chunk=prefill_chunk,
             chunk_while_decoding=prefill_chunk_while_decoding,
-            copies=lookup is not None,
-            copies_first=self._looks_up_first,
+            lookup=lookup,
         )
         listeners: list[SlotListener] = [scheduler, target.state, drafter, draft_windows]
         listeners += [] if target.images is None else [target.images]
@@ -109,6 +111,7 @@ class EngineLoop:
         self._runs_ahead = not device_of(streams.device).on_host  # a step enqueues work and returns
         self._prompts_in_flight = False  # whether the last step has enqueued a round that nothing waits for
         self._served = False  # whether a request was in a slot during the last step
+        self._commit_share = 0.0  # of the time of recent steps
 
     @property
     def idle(self) -> bool:
@@ -125,21 +128,24 @@ class EngineLoop:
             self._step()
 
     def _step(self) -> None:
-        started, prefilled = time.perf_counter(), self.metrics.prefilled
+        started, prefilled, committed = time.perf_counter(), self.metrics.prefilled, self.metrics.seconds["commit"]
         self._served = len(self.slots) > 0
         self._end_requests()
         self._last = self._preemption.reserve_memory(self._last)
-        round_ = self._plan_round()
+        after_last = self._last is not None and self._last.round.drafts_after_commit
+        after_last |= self.lookup is not None and self.drafter.behind
+        round_ = self._plan_round(after_last=after_last)
         self._served |= round_.has_work
         last, self._last = self._last, None
         if round_.has_work:
             # Fast-forward tokens depend on the committed text, and so do the drafts of the round after them.
-            after_commit = round_.drafts_after_commit or (last is not None and last.round.drafts_after_commit)
-            after_commit |= self.lookup is not None and self.drafter.behind
+            after_commit = round_.drafts_after_commit or after_last
             schedule = self._overlapped if self.overlap and not after_commit else self._synchronous
             self._last = schedule(round_, last, not after_commit and not self._looks_up_first)
+            seconds = time.perf_counter() - started
+            self._commit_share += _STEP * ((self.metrics.seconds["commit"] - committed) / seconds - self._commit_share)
             if round_.adaptive and not after_commit and self.metrics.prefilled == prefilled:
-                self._observe_duration(last, self._last, time.perf_counter() - started)
+                self._observe_duration(last, self._last, seconds)
         elif last is not None:
             self._stages.commit(last, self._stages.fetch(None, last))
         else:
@@ -159,17 +165,17 @@ class EngineLoop:
     def _overlapped(self, round_: Round, last: VerifiedRound | None, draft_first: bool) -> VerifiedRound | None:
         """Run the target while the host commits the last round and writes masks.
 
-        With a lookup in the text, the target runs after the commit.
+        If drafts may be copied from the text, the target runs after the commit.
         """
         stages = self._stages
         draft_probs = stages.propose(round_) if draft_first else None
         round_ = stages.drafted(round_) if draft_first else round_
         copied = stages.fetch(round_ if draft_first else None, last)
-        if self.lookup is None:
+        if not round_.may_copy:
             stages.score(round_)
         stages.commit(last, copied)
         round_ = round_.unfinished()
-        if self.lookup is not None and round_.has_work:
+        if round_.may_copy and round_.has_work:
             round_ = stages.look_up(round_)
             draft_probs = draft_probs if draft_first else stages.propose(round_)
             stages.replace_drafts(round_)
@@ -235,8 +241,11 @@ class EngineLoop:
         for dropped in self.scheduler.drop_queued(now):
             self._committer.drop(dropped)
 
-    def _plan_round(self) -> Round:
-        """Let waiting requests join free slots, and plan a round for all requests in slots."""
+    def _plan_round(self, *, after_last: bool) -> Round:
+        """Let waiting requests join free slots, and plan a round for all requests in slots.
+
+        ``after_last``: whether the target waits for the commit of the last round.
+        """
         with self.metrics.timed("prefill"), self._timeline.span("prefill"):
             joined, failed = self.scheduler.join_ready(self.slots, self.planner.chunk)
             for running in joined:
@@ -250,7 +259,8 @@ class EngineLoop:
                 log.error("a request could not join a slot, it ends with an error", exc_info=error)
                 self._committer.drop(DroppedRequest(waiting, Finish("error", error)))
             self.cache_manager.flush()
-            round_ = self.planner.plan(self.slots, self.draft_windows, self._last)
+            wait = _WAITED_COMMITS * self._commit_share if self.overlap and not after_last else None
+            round_ = self.planner.plan(self.slots, self.draft_windows, self._last, wait=wait)
             for running in round_.rows.values():
                 running.replay.mark_planned()
             return round_
@@ -267,6 +277,8 @@ class EngineLoop:
         both have one shape.
         """
         if last is None or verified is None or (self.drafter.window and verified.round.copied):
+            return
+        if verified.round.missed and verified.round.window:  # the drafter has caught up
             return
         before, now = last.round, verified.round
         if not self.overlap or (before.batch, before.window) == (now.batch, now.window):
@@ -307,11 +319,12 @@ class RoundStages:
             round_ = round_.with_fast_forward() if round_.may_fast_forward else round_
             for running in round_.rows.values():
                 running.replay.mark_planned()
-        if self._lookup is None or (round_.only_fast_forward and round_.num_proposed):
+        if self._lookup is None or not round_.may_copy or (round_.only_fast_forward and round_.num_proposed):
             return round_
         with self._metrics.timed("propose"):
             round_ = replace(round_, window=planned)
-            return round_.with_copies(self._lookup.copies(round_), drafter=self._drafter.window > 0)
+            copies = self._lookup.copies(round_, proposed=False)
+            return round_.with_copies(copies, drafter=self._drafter.window > 0)
 
     def look_up(self, round_: Round) -> Round:
         """Return the round with its copies from the text. Call after the last commit.
@@ -320,7 +333,7 @@ class RoundStages:
         """
         assert self._lookup is not None
         with self._metrics.timed("propose"):
-            round_ = replace(round_, copied=self._lookup.copies(round_))
+            round_ = replace(round_, copied=self._lookup.copies(round_, proposed=self._proposed))
             undrafted = self._drafter.window > 0 and not round_.num_proposed and not round_.copied
             return replace(round_, window=0) if undrafted and round_.prompts == NO_PROMPTS else round_
 

@@ -1,6 +1,7 @@
 """A limit on the time that adaptive drafts may lose to autoregressive decoding, whatever estimates promise."""
 
-_SHARE = 0.006  # of a round without drafts: what each round may lose in the long run
+SHARE = 0.006  # of a round without drafts: what each round may lose in the long run
+SHARE_WITH_MISSED = 0.004  # where estimates are coarser, because drafters catch up with tokens that they missed
 _DECAY = 0.95  # of recent rounds, per round
 _AT_FIRST, _MOST = 3.0, 12.0  # rounds that may be lost at first, and after drafts that earned more than they cost
 
@@ -12,7 +13,8 @@ class LossBudget:
     accepted token. Where they do not earn what they cost, they end until the shares have paid for the next trial.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: float = SHARE) -> None:
+        self._share = share
         self._left = _AT_FIRST
         self._tokens = self._rounds = 1.0
 
@@ -28,6 +30,6 @@ class LossBudget:
 
     def observe(self, cost: float, accepted: float) -> None:
         """Count a round by its ``cost`` in rounds without drafts, and its ``accepted`` tokens for each request."""
-        self._left = min(_MOST, self._left + _SHARE + accepted + 1 - cost)
+        self._left = min(_MOST, self._left + self._share + accepted + 1 - cost)
         self._tokens = _DECAY * self._tokens + accepted + 1
         self._rounds = _DECAY * self._rounds + cost

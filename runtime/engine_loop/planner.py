@@ -12,7 +12,7 @@ from tandemrt.runtime.device.prompt_plan import Chunk, group_equal_chunks, num_t
 from tandemrt.runtime.device.slot_state import SlotPosition
 from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
-from tandemrt.runtime.engine_loop.drafter import Drafter
+from tandemrt.runtime.engine_loop.drafter import Drafter, Lookup
 from tandemrt.runtime.engine_loop.target import TargetRunner
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.round import Round, VerifiedRound
@@ -40,27 +40,27 @@ class RoundPlanner:
         *,
         chunk: int,
         chunk_while_decoding: int,
-        copies: bool = False,
-        copies_first: bool = False,
+        lookup: Lookup | None = None,
     ) -> None:
-        """
-        Args:
-            copies: whether drafts may also be copied from the text. They may be longer than what the drafter proposes
-                in rounds in which it does not run.
-            copies_first: whether they are copied before the drafter runs.
-        """
         self.chunk = chunk
         self.chunk_while_decoding = chunk_while_decoding
         self._target = target
         self._drafter = drafter
         self._metrics = metrics
-        self._copies = copies
-        self._plan_round = partial(plan_round, copies=copies, copies_first=copies_first)
+        self._lookup = lookup
 
-    def plan(self, slots: Slots, draft_windows: DraftWindowPlanner, last: VerifiedRound | None = None) -> Round:
+    def plan(
+        self,
+        slots: Slots,
+        draft_windows: DraftWindowPlanner,
+        last: VerifiedRound | None = None,
+        *,
+        wait: float | None = None,
+    ) -> Round:
         """Return the next round, and enqueue the uploads or prefill calls of its prompt tokens.
 
-        ``last``: the round in flight. Requests that it completes take part in no further round.
+        ``last``: the round in flight. Requests that it completes take part in no further round. ``wait``: see
+        Lookup.promises; None if the target waits for the last commit anyway.
         """
         state = self._target.state
         requests = [request for request in slots if last is None or not last.round.completes(request)]
@@ -69,11 +69,11 @@ class RoundPlanner:
         ]
         if not missing:
             state.flush()
-            return self._plan_round(requests, draft_windows, slots.count)
+            return self._plan_rows(requests, draft_windows, slots.count, wait)
         budget = self.chunk if len(missing) == len(requests) else min(self.chunk, self.chunk_while_decoding)
         running = {request.slot: request for request in requests}
         in_prompts = partial(plan, missing, at_block_ends=slots.reuses_whole_chunks, whole=_whole_spans(requests))
-        plan_decoding = partial(self._plan_decoding, requests, draft_windows, slots.count)
+        plan_decoding = partial(self._plan_decoding, requests, draft_windows, slots.count, wait)
         chunks = in_prompts(budget)
         round_ = plan_decoding(chunks)
         layout = self._target.layout
@@ -101,20 +101,45 @@ class RoundPlanner:
         requests: Sequence[RunningRequest],
         draft_windows: DraftWindowPlanner,
         slots: int,
+        wait: float | None,
         chunks: Collection[Chunk],
     ) -> Round:
         """Plan the rows of a round with ``chunks``, without drafts if no request can use them.
 
         Only packed calls leave them out: other rounds keep the window of their captured graphs.
         """
-        round_ = self._plan_round(requests, draft_windows, slots, chunks)
+        round_ = self._plan_rows(requests, draft_windows, slots, wait, chunks)
         if self._drafter.reads_prompts_late:
             ends = {running.slot: running.prefill_end for running in requests}
             undrafted = frozenset(chunk.slot for chunk in chunks if chunk.end == ends[chunk.slot])
             round_ = replace(round_, undrafted=undrafted)
-        if not self._target.layout.packed or round_.can_use_drafts(copies=self._copies):
+        if not self._target.layout.packed or round_.can_use_drafts():
             return round_
         return replace(round_, window=0, num_proposed=0)
+
+    def _plan_rows(
+        self,
+        requests: Sequence[RunningRequest],
+        draft_windows: DraftWindowPlanner,
+        slots: int,
+        wait: float | None,
+        chunks: Collection[Chunk] = (),
+    ) -> Round:
+        """Plan the rows of a round, and whether drafts are copied from the text.
+
+        Copies may be longer than what the drafter proposes in rounds in which it does not run.
+        """
+        round_ = plan_round(requests, draft_windows, slots, chunks, drafter=self._drafter)
+        if self._lookup is None or not round_.rows:
+            return round_
+        waits = wait is None or round_.drafts_after_commit
+        copying = replace(round_, may_copy=True)
+        if waits or not (self._drafter.window and round_.num_proposed):
+            wanted = max(running.request.num_draft_tokens for running in round_.rows.values())
+            copying = replace(copying, window=min(draft_windows.limit(len(round_.rows)), wanted))
+        if wait is None or waits or self._lookup.promises(copying, wait):
+            return copying
+        return round_ if self._drafter.window else replace(round_, window=0, num_proposed=0)
 
     def _prefill(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]]) -> None:
         """Run the prefill calls over linear caches. The position of each slot is the start of its chunk."""
@@ -130,6 +155,11 @@ class RoundPlanner:
             self._drafter.prefill(slot, tokens, following)
 
 
+def _missed(rows: Iterable[RunningRequest], drafter: Drafter) -> int:
+    """Return how many tokens the drafter has not processed. A round processes the newest two of each row anyway."""
+    return sum(max(0, len(running.tokens) - drafter.cached_tokens(running) - 2) for running in rows)
+
+
 def _whole_spans(requests: Iterable[RunningRequest]) -> dict[int, Sequence[tuple[int, int]]]:
     """Return, by slot, the images that prompt chunks must not cut."""
     images = {request.slot: request.request.images for request in requests}
@@ -142,13 +172,11 @@ def plan_round(
     slots: int,
     chunks: Iterable[Chunk] = (),
     *,
-    copies: bool = False,
-    copies_first: bool = False,
+    drafter: Drafter | None = None,
 ) -> Round:
     """Plan a round of those ``requests`` that decode, on ``slots`` slots; the caller adds the prompts.
 
-    A request decodes if its prompt is cached; tokens of ``chunks`` count as cached. ``copies``, ``copies_first``:
-    see RoundPlanner.
+    A request decodes if its prompt is cached; tokens of ``chunks`` count as cached.
     """
     ends = {chunk.slot: chunk.end for chunk in chunks}
     rows = {
@@ -172,20 +200,21 @@ def plan_round(
     rules = frozenset(request.rule for request in requested)
     # Under the rejection rule a text depends on its windows; adaptive windows depend on the clock.
     wanted = max(request.num_draft_tokens for request in requested)
+    missed = 0 if drafter is None or not draft_windows.missed_cost else _missed(rows.values(), drafter)
     num_proposed = draft_windows.choose(
-        rows.values(), batch, wanted=wanted, fixed=Rule.REJECTION in rules, prompts=bool(ends)
+        rows.values(), batch, wanted=wanted, fixed=Rule.REJECTION in rules, prompts=bool(ends), missed=missed
     )
-    may_copy_more = copies_first or (copies and not num_proposed)
     adaptive = draft_windows.adaptive and Rule.REJECTION not in rules
     return Round(
         rows,
         batch=batch,
-        window=min(draft_windows.limit(len(rows)) if may_fast_forward or may_copy_more else num_proposed, wanted),
+        window=min(draft_windows.limit(len(rows)) if may_fast_forward else num_proposed, wanted),
         needs_probs=any(request.needs_probs for request in requested),
         rules=rules,
         num_proposed=num_proposed,
         mask_drafts=draft_windows.mask_drafts and any(running.constraint.has_grammar for running in rows.values()),
         may_fast_forward=may_fast_forward,
+        missed=missed,
         adaptive=adaptive,
         least_gain=draft_windows.least_gain(batch, num_proposed) if adaptive and not ends else 0.0,
     )

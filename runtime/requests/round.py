@@ -27,11 +27,14 @@ class Round:
         may_fast_forward: slots whose constraint may allow a single continuation, as far as the host knew when the round
             was planned. Its tokens are drafted without a model, after the host has committed the last round.
         fast_forward: those tokens by slot, as soon as they are computed.
+        may_copy: whether drafts may be copied from the text, after the host has committed the last round. Then the
+            target waits for that commit.
         copied: drafts by slot that replace the drafter's: fast-forward tokens, continued from the text (TextLookup).
-            Computed after the host has committed the last round.
         undrafted: slots whose prefill ends in this round, too late for the drafter. Their drafts depend on stale cache
             contents and are not verified; under the rejection rule the text would depend on them.
         only_fast_forward: whether fast-forward tokens fill the window of every row, so that the drafter is skipped.
+        missed: tokens of its rows that the drafter has not processed and processes before it drafts, where these take
+            it long.
         adaptive: whether the acceptance in this round adapts the length of later draft windows.
         least_gain: the drafter may stop before the end of the window, where a further token promises fewer accepted
             ones per request, by its own probabilities.
@@ -47,9 +50,11 @@ class Round:
     mask_drafts: bool = False
     may_fast_forward: frozenset[int] = frozenset()
     fast_forward: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    may_copy: bool = False
     copied: Mapping[int, Sequence[int]] = field(default_factory=dict)
     undrafted: frozenset[int] = frozenset()
     only_fast_forward: bool = False
+    missed: int = 0
     adaptive: bool = False
     least_gain: float = 0.0
 
@@ -92,10 +97,11 @@ class Round:
         """Drafted tokens that may be verified for ``running``."""
         return min(self.window, running.request.num_draft_tokens, running.remaining - 1)
 
-    def can_use_drafts(self, *, copies: bool) -> bool:
-        """Whether any drafted token may be verified. ``copies``: drafts may also be copied from the text."""
+    def can_use_drafts(self) -> bool:
+        """Whether any drafted token may be verified."""
         return any(
-            self.max_drafted(running) > 0 and (copies or slot not in self.undrafted or slot in self.may_fast_forward)
+            self.max_drafted(running) > 0
+            and (self.may_copy or slot not in self.undrafted or slot in self.may_fast_forward)
             for slot, running in self.rows.items()
         )
 

@@ -37,7 +37,7 @@ def endless(**params: Any) -> SamplingParams:
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("window", [0, 5])
 def test_the_host_waits_for_the_device_once_per_round(tiny_bundle: Path, window: int, overlap: bool) -> None:
-    with LLM(tiny_bundle, threads=1, num_draft_tokens=window, overlap=overlap) as llm:
+    with LLM(tiny_bundle, threads=1, num_draft_tokens=window, overlap=overlap, lookup=False) as llm:
         llm.generate(["one", "two words", "three words here"], endless(max_tokens=40))
         # The last round's tokens need one more wait, after which no round follows.
         assert 0 < llm.metrics.rounds <= llm.metrics.waits <= llm.metrics.rounds + 1
@@ -62,7 +62,8 @@ def test_rounds_allocate_no_buffers(llm: LLM) -> None:
     llm.generate(["measure", "this"], endless(max_tokens=20))
     assert len(before) > 10
     assert addresses() == before
-    assert target._verify_call.cache_info().currsize <= 2, "one for each number of rows that a round had"
+    most = 2 * (llm.loop.draft_windows.largest + 1)
+    assert target._verify_call.cache_info().currsize <= most, "one for each number of rows and drafts of a round"
 
 
 def test_more_requests_than_slots_are_all_served_and_counted(llm: LLM) -> None:

@@ -31,30 +31,38 @@ def best_fixed(costs: Sequence[float], chances: Chances) -> float:
 def speed(planner: DraftWindowPlanner, rows: int, costs: Sequence[float], chances: Chances, *, rounds: int) -> float:
     """Return the expected tokens per unit of time and request, of consecutive texts in ``rows`` slots.
 
-    ``costs``: of a round, by window.
+    ``costs``: of a round, by window. A drafter that was not run processes the tokens that it missed before it drafts.
     """
     chance, seconds, tokens = random.Random(7), 0.0, 0.0
     texts: dict[int, tuple[RunningRequest, int]] = {}  # by slot: the request, and its tokens that are left
     last: list[tuple[RunningRequest, int]] = []
-    window = 0
+    counted = 0  # tokens that the drafter caught up with in the last round
+    window, missed = 0, dict.fromkeys(range(rows), 0)
     for _ in range(rounds):
         for slot in range(rows):
             if slot not in texts:
                 running = make_running([1], slot=slot)
                 planner.join(running)
                 texts[slot] = running, LENGTH - slot  # so that they do not end together
-        before, window = window, planner.choose([running for running, _ in texts.values()], rows)
+                missed[slot] = 0
+        before, missed_before = window, sum(missed.values()) if planner.missed_cost else 0
+        window = planner.choose([running for running, _ in texts.values()], rows, missed=missed_before)
         seconds += costs[window]
+        if window and missed_before:
+            seconds += (costs[1] - costs[0]) * (1 + planner.missed_cost * missed_before)
         tokens += expected(chances, window)
-        planner.costs.observe(rows, window, costs[window])
+        if not (window and missed_before):
+            planner.costs.observe(rows, window, costs[window])
         for running, accepted in last:
             planner.observe(running, accepted, before)
         if last:
-            planner.observe_round(rows, before, sum(accepted for _, accepted in last) / len(last))
-        last = []
+            accepted_by_all = sum(accepted for _, accepted in last)
+            planner.observe_round(rows, before, accepted_by_all / len(last), missed=counted)
+        last, counted = [], missed_before
         for slot, (running, left) in list(texts.items()):
             accepted = next((at for at in range(window) if chance.random() >= chances[at]), window)
             last.append((running, accepted))
+            missed[slot] = 0 if window else missed[slot] + 1
             texts[slot] = running, left - accepted - 1
             if left <= accepted + 1:
                 running.finish(Finish("stop"))

@@ -113,7 +113,8 @@ def test_copies_do_not_depend_on_how_the_text_is_read(sizes: list[int]) -> None:
 def looked_up(lookup: TextLookup, **fields: object) -> dict[int, list[int]]:
     running = make_running(prompt=[1, 2, 3, 1, 5, 6, 1, 2])
     lookup.join(running)
-    return lookup.copies(Round({0: running}, 1, 4, needs_probs=False, rules=frozenset(), **fields))  # type: ignore[arg-type]
+    round_ = Round({0: running}, 1, 4, needs_probs=False, rules=frozenset(), **fields)  # type: ignore[arg-type]
+    return lookup.copies(round_, proposed=False)
 
 
 def test_copies_continue_after_fast_forward_tokens() -> None:
@@ -124,13 +125,10 @@ def test_a_drafter_drafts_where_its_drafts_are_accepted_more_often() -> None:
     lookup, running = TextLookup(1, 2, beside_model=True), make_running(prompt=[1, 2, 3, 1])
     lookup.join(running)
     round_ = Round({0: running}, 1, 4, needs_probs=False, rules=frozenset(), num_proposed=4)
-    assert lookup.copies(round_)
-    for _ in range(5):
-        lookup.observe(running, 4, 4)
-    assert not lookup.copies(round_)
-    for _ in range(20):
-        lookup.observe(running, 0, 4)
-    assert lookup.copies(round_)
+    for rounds, accepted, copying in ((5, 4, False), (20, 0, True)):
+        for _ in range(rounds):
+            lookup.observe(running, accepted, 4)
+        assert bool(lookup.copies(round_, proposed=False)) == copying
 
 
 @pytest.mark.parametrize(("copying", "rules", "longest"), [(1, [], 0), (4, [], 16), (1, [Rule.REJECTION], 16)])
@@ -138,12 +136,71 @@ def test_long_copies_of_few_rows_do_not_widen_all_rows_of_a_round(
     copying: int, rules: list[Rule], longest: int
 ) -> None:
     """But a text under the rejection rule depends on its drafts, so these do not depend on other rows."""
-    lookup = TextLookup(1, 32, row_cost=0.2)
+    lookup = TextLookup(1, 32, cost=lambda round_, window: 1 + 0.2 * round_.batch * (window + 1))
     rows = {
         slot: make_running(prompt=[1, 2, 3, 4] * 20 if slot < copying else [slot], slot=slot, window=16, max_tokens=99)
         for slot in range(4)
     }
     for running in rows.values():
         lookup.join(running)
-    copies = lookup.copies(Round(rows, 4, 16, needs_probs=False, rules=frozenset(rules)))
+    copies = lookup.copies(Round(rows, 4, 16, needs_probs=False, rules=frozenset(rules)), proposed=False)
     assert max(map(len, copies.values()), default=0) == longest
+
+
+def model_round(chances_of_copies: int, *, proposed: bool, step_cost: float) -> dict[int, list[int]]:
+    """Two rows, whose drafter gets all of 4 tokens accepted; the first ones copy ``chances_of_copies`` * 16 tokens."""
+    lookup = TextLookup(
+        1,
+        32,
+        beside_model=True,
+        cost=lambda round_, window: 1 + 0.1 * round_.batch * window,
+        draft_cost=lambda _, tokens: step_cost * tokens,
+    )
+    rows = {
+        slot: make_running(prompt=[1, 2, 3, 4] * 20 if slot < chances_of_copies else [slot], slot=slot, window=16)
+        for slot in range(2)
+    }
+    for running in rows.values():
+        lookup.join(running)
+        for _ in range(20):
+            lookup.observe(running, 4, 4)
+    round_ = Round(rows, 2, 16, needs_probs=False, rules=frozenset({Rule.COUPLED}), num_proposed=4)
+    return lookup.copies(round_, proposed=proposed)
+
+
+def test_a_round_does_without_a_slow_drafter_where_copies_promise_more_tokens_per_time() -> None:
+    copies = model_round(1, proposed=False, step_cost=0.5)
+    assert len(copies[0]) > 4
+    assert copies[1] == [], "a row without a copy drafts nothing"
+    assert 1 not in model_round(1, proposed=False, step_cost=0.01)
+    assert 1 not in model_round(1, proposed=True, step_cost=0.5), "the drafter has run"
+    assert model_round(0, proposed=False, step_cost=0.5) == {}
+
+
+@pytest.mark.parametrize(
+    ("wait", "window_cost", "accepted", "worth"),
+    [(0.1, 1.0, 0, True), (20.0, 1.0, 0, False), (0.1, 9.0, 0, False), (0.1, 1.0, 4, False)],
+)
+def test_the_target_waits_only_for_copies_that_promise_more_than_the_wait(
+    wait: float, window_cost: float, accepted: int, worth: bool
+) -> None:
+    """Or more than a wider window costs, or than the drafter's tokens promise."""
+    lookup = TextLookup(1, 32, beside_model=True, cost=lambda _, window: window_cost if window == 4 else 1.0)
+    running = make_running(prompt=[1, 2, 3, 4] * 20)
+    lookup.join(running)
+    for _ in range(40):
+        lookup.observe(running, accepted, 4)
+    rules, num_proposed = frozenset({Rule.COUPLED}), 4 if window_cost == 1.0 else 0
+    round_ = Round({0: running}, 1, 4, needs_probs=False, rules=rules, num_proposed=num_proposed)
+    assert lookup.promises(round_, wait) == worth
+
+
+@pytest.mark.parametrize(("rejection", "copies"), [(True, True), (False, False)])
+def test_requests_under_the_rejection_rule_copy_only_if_their_texts_may_depend_on_it(
+    rejection: bool, copies: bool
+) -> None:
+    lookup = TextLookup(1, 32, rejection=rejection)
+    running = make_running(prompt=[1, 2, 3, 4] * 20, rule="rejection")
+    lookup.join(running)
+    round_ = Round({0: running}, 1, 4, needs_probs=False, rules=frozenset({Rule.REJECTION}))
+    assert bool(lookup.copies(round_, proposed=False)) == lookup.promises(round_, wait=100.0) == copies

@@ -37,7 +37,7 @@ GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 LEFT_OUT = {
     ("run",): {"queue_limit", "profile"},
     ("bench",): {"queue_limit", "profile"},
-    ("calibrate",): {"queue_limit", "profile", "adaptive_draft_tokens"},
+    ("calibrate",): {"queue_limit", "profile", "adaptive_draft_tokens", "lookup"},
     ("check",): {"queue_limit", "profile"}
     | {"grammar_timeout_s", "fill_timeout_s", "max_grammar_bytes", "max_prompt_bytes", "prompt_timeout_s"}
     | {"max_images", "max_image_bytes", "max_image_pixels", "max_image_memory", "allowed_media_domains"},

@@ -34,7 +34,17 @@ from tests.waiting import PATIENCE_S
 SLOTS, WINDOW, CHUNK = 8, 4, 16
 CPU = torch.device("cpu")
 STAGES = ("propose", "fetch", "score", "commit", "replace_drafts", "write_inputs", "verify")
-LOOKUP = TextLookup(1, 2)
+LOOKUP = TextLookup(9, 9)  # copies nothing of a short text
+
+
+class PromisingLookup(TextLookup):
+    """A lookup for whose copies every round waits."""
+
+    def promises(self, round_: Round, wait: float) -> bool:  # noqa: ARG002
+        return True
+
+
+PROMISING = PromisingLookup(1, 2)
 
 
 def filled(*prompts: int, **params: Any) -> Slots:
@@ -173,14 +183,14 @@ def test_drafts_are_of_use_to_requests_that_may_verify_some(
     for running, tokens in zip(slots, remaining, strict=True):
         running.tokens += [0] * (running.remaining - tokens)
     round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
-    assert replace(round_, undrafted=frozenset(undrafted)).can_use_drafts(copies=copies) == used
+    assert replace(round_, undrafted=frozenset(undrafted), may_copy=copies).can_use_drafts() == used
 
 
 def test_fast_forward_tokens_are_of_use_before_the_drafter_has_read_the_prompt() -> None:
     slots = filled(1)
     next(iter(slots)).replay.start([1, 2, 3])
     round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
-    assert replace(round_, undrafted=frozenset({0})).can_use_drafts(copies=False)
+    assert replace(round_, undrafted=frozenset({0})).can_use_drafts()
 
 
 @pytest.mark.parametrize(
@@ -283,16 +293,18 @@ def test_a_request_that_the_round_in_flight_completes_takes_part_in_no_further_r
     ("overlap", "drafter", "lookup", "schedule"),
     [
         (True, FakeDrafter(), None, ["propose", "fetch", "score", "commit", "write_inputs", "verify"]),
+        (True, FakeDrafter(), LOOKUP, ["propose", "fetch", "score", "commit", "write_inputs", "verify"]),
         (
             True,
             FakeDrafter(),
-            LOOKUP,
+            PROMISING,
             ["propose", "fetch", "commit", "replace_drafts", "score", "write_inputs", "verify"],
         ),
+        (True, NoDrafter(), LOOKUP, ["fetch", "score", "commit", "write_inputs", "verify"]),
         (
             True,
             NoDrafter(),
-            LOOKUP,
+            PROMISING,
             ["fetch", "commit", "propose", "replace_drafts", "score", "write_inputs", "verify"],
         ),
         (False, FakeDrafter(), None, ["propose", "fetch", "commit", "write_inputs", "score", "verify"]),
