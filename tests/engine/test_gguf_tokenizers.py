@@ -12,12 +12,12 @@ import sentencepiece
 from hypothesis import given
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BadCheckpoint
-from tandemrt.export.quantize.gguf.byte_level import is_byte_level
+from tandemrt.export.quantize.gguf.byte_level import is_byte_level, write_byte_level
 from tandemrt.export.quantize.gguf.checkpoint import ALL_KEPT, write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.reader import BoundedReader
 from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
@@ -148,6 +148,32 @@ def test_a_byte_level_tokenizer_equals_that_of_transformers(byte_level: Path, pa
     assert ours.decode(ours.encode(text)) == theirs.decode(theirs(text)["input_ids"])
     assert ours.special_tokens["bos_token"] == theirs.bos_token
     assert ours.special_tokens["eos_token"] == theirs.eos_token
+
+
+@pytest.mark.parametrize("pre", ["gpt-2", "olmo", "smollm", "refact"])
+def test_vocabularies_of_gpt2_split_texts_and_digits_as_published(byte_level: Path, tmp_path: Path, pre: str) -> None:
+    """SmolLM and Granite split off each digit, which transformers does not do for their files."""
+    write_byte_level(metadata_of(byte_level / "model.gguf") | {"tokenizer.ggml.pre": pre}, tmp_path)
+    ours = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).pre_tokenizer
+    splits = [pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    if pre in ("smollm", "refact"):
+        splits.insert(0, pre_tokenizers.Digits(individual_digits=True))
+    theirs = pre_tokenizers.Sequence(splits)
+    for text in ("in 2024,  12 and  345x", "don't\n\n  x=(1);\t", "é 漢字1", " ", "   7"):
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
+
+
+@pytest.mark.parametrize("pre", ["gpt-4o", "tekken"])
+def test_other_vocabularies_split_texts_as_transformers_does(tmp_path: Path, pre: str) -> None:
+    write_gguf(tiny_checkpoint(tmp_path / "hf"), tmp_path / "model.gguf", "qwen3", pre=pre)
+    metadata = metadata_of(tmp_path / "model.gguf")
+    write_byte_level(metadata, tmp_path)
+    ours = Tokenizer.from_file(str(tmp_path / "tokenizer.json")).pre_tokenizer
+    theirs = of_transformers(tmp_path).backend_tokenizer.pre_tokenizer
+    for text in ("in 2024,  12 and\r\n 345x", "don't I'LL HTTPServer getURL/\n\n//", "É漢字1 日本e\u0301"):
+        assert ours.pre_tokenize_str(text) == theirs.pre_tokenize_str(text)
+    with pytest.raises(BadCheckpoint, match=r"tokenizer.ggml.pre is 'deepseek-llm', whose way to split texts is not"):
+        write_tokenizer(tmp_path / "model.gguf", metadata | {"tokenizer.ggml.pre": "deepseek-llm"}, tmp_path)
 
 
 @cache

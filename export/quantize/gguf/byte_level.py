@@ -1,6 +1,7 @@
 """Write the tokenizer of a GGUF file that has byte-level BPE, without transformers, which takes seconds for it.
 
-Source of the patterns: the tokenizer.json of Llama 3 and of Qwen2.
+Source of the patterns: the tokenizer.json of Llama 3, of Qwen2 and of GPT-2, o200k of tiktoken, and llama.cpp's
+src/llama-vocab.cpp.
 """
 
 import json
@@ -12,21 +13,38 @@ from typing import Any
 _CONTROL, _USER_DEFINED = 3, 4  # types of tokens: never part of a text, and found in a text before anything is merged
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _AFTER_LETTERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+_WORDS = (rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+", rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*")
+_ENDING, _AFTER_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?", r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
 
 
 @dataclass(frozen=True)
 class _Split:
-    """How a vocabulary splits a text before it merges: by ``pattern``, after composing characters if ``composes``."""
+    """How a vocabulary splits a text before it merges: by ``pattern``, after composing characters if ``composes``.
+
+    ``by_digit``: each digit is split off before.
+    """
 
     pattern: str
     composes: bool = False
+    by_digit: bool = False
 
 
 _SPLITS = {  # by tokenizer.ggml.pre
     "llama-bpe": _Split(rf"{_LETTERS}|\p{{N}}{{1,3}}|{_AFTER_LETTERS}"),
     "qwen2": _Split(rf"{_LETTERS}|\p{{N}}|{_AFTER_LETTERS}", composes=True),
+    "gpt-4o": _Split(rf"{_WORDS[0]}{_ENDING}|{_WORDS[1]}{_ENDING}|\p{{N}}{{1,3}}|{_AFTER_WORDS}"),  # gpt-oss
+    "tekken": _Split(rf"{'|'.join(_WORDS)}|\p{{N}}|{_AFTER_WORDS}"),  # Mistral
+    **dict.fromkeys(("gpt-2", "olmo"), _Split(_GPT2)),
+    **dict.fromkeys(("smollm", "refact"), _Split(_GPT2, by_digit=True)),  # SmolLM, Granite
 }
+# Those that transformers splits in the same way as llama.cpp, among the families that are read.
+_BY_TRANSFORMERS = (
+    *("default", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"),
+    *("deepseek-r1-qwen", "megrez", "kormo"),
+)
 # The characters that stand for bytes in byte-level vocabularies: printable ones for themselves.
 _PRINTABLE = frozenset((*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)))
 _ALPHABET = frozenset(map(chr, (*_PRINTABLE, *range(256, 256 + 256 - len(_PRINTABLE)))))
@@ -44,6 +62,13 @@ def is_byte_level(metadata: Mapping[str, Any]) -> bool:
         and _ALPHABET.issuperset("".join(tokens))
         and not any(merge.startswith("#version") for merge in merges)  # a comment where merges are texts
     )
+
+
+def unknown_split(metadata: Mapping[str, Any]) -> str | None:
+    """Return the name of a way to split texts that neither this module nor transformers knows; None: it is known."""
+    name = metadata.get("tokenizer.ggml.pre", "default")
+    known = metadata.get("tokenizer.ggml.model") != "gpt2" or name in (*_SPLITS, *_BY_TRANSFORMERS)
+    return None if known else str(name)
 
 
 def write_byte_level(metadata: Mapping[str, Any], folder: Path) -> None:
@@ -67,6 +92,7 @@ def write_byte_level(metadata: Mapping[str, Any], folder: Path) -> None:
         "pre_tokenizer": {
             "type": "Sequence",
             "pretokenizers": [
+                *([{"type": "Digits", "individual_digits": True}] if split.by_digit else []),
                 {"type": "Split", "pattern": {"Regex": split.pattern}, "behavior": "Isolated", "invert": False},
                 _byte_level(add_prefix_space=False, use_regex=False),
             ],

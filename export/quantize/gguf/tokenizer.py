@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped
+from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped, quoted
 from tandemrt.engines.validation.extras import pip_install
-from tandemrt.export.quantize.gguf.byte_level import is_byte_level, write_byte_level
+from tandemrt.export.quantize.gguf.byte_level import is_byte_level, unknown_split, write_byte_level
 
 _USER_DEFINED = 4  # a type of tokens: text that sentencepiece finds before it merges anything
 
@@ -24,6 +24,11 @@ def write_tokenizer(file: Path, metadata: Mapping[str, Any], folder: Path) -> No
             return
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise BadCheckpoint(f"{file}: its tokenizer is damaged: {clipped(error)}; download it again") from error
+    if (unknown := unknown_split(metadata)) is not None:
+        raise BadCheckpoint(
+            f"{file}: tokenizer.ggml.pre is {quoted(unknown)}, whose way to split texts is not known; take the "
+            "original checkpoint"
+        )
     try:
         from transformers import PreTrainedTokenizerFast
     except ModuleNotFoundError as error:
