@@ -441,10 +441,11 @@ SCHEMAS = {
                 Binding("offsets", "float32", ("tiles", "tile_scales")),
                 Binding("subscales", "int8", ("tiles", "tile_groups")),
                 Binding("suboffsets", "int8", ("tiles", "tile_groups")),
+                Binding("table", "uint8", (16,)),
             ),
             outputs=(Binding("out", "float32", ("tokens", "width")),),
             attributes={"bits": "int", "group_size": "int", "width": "int"},
-            optional=("zeros", "offsets", "subscales", "suboffsets"),
+            optional=("zeros", "offsets", "subscales", "suboffsets", "table"),
             kernels=None,
         ),
         Schema(  # on a CPU: weights in the checkpoint's dtype T, sums in float32, equal bits for a row in any call

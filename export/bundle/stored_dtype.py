@@ -9,7 +9,7 @@ from pathlib import Path
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.checkpoint import read_header
 
-_LOW_BIT = re.compile(r"\.(int[4568]|float4)\.\w+$")  # packed_tensor_name
+_LOW_BIT = re.compile(r"\.(int[4568]|float4|q[46]_k|iq4|mxfp4)\.\w+$")  # packed_tensor_name
 
 
 def stored_dtype(files: Iterable[Path]) -> str:

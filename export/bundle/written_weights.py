@@ -80,8 +80,9 @@ class WeightsWriter:
     def _in_few_bits(self, model: Model) -> Model:
         """Quantize the weights to the recipe's dtype, or repack those that come quantized."""
         quantization, rounded = model.quantization, model.dtype in BITS
+        quantizes = rounded and not (quantization is not None and quantization.is_packed)  # most keep their values
         title = f"Quantize the weights of {model.role} to {model.dtype}"
-        with self.step(title if rounded else f"Pack the {model.role}'s weights"):
+        with self.step(title if quantizes else f"Pack the {model.role}'s weights"):
             written = write_quantized(
                 model.source,
                 model.spec,

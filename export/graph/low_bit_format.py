@@ -24,6 +24,7 @@ class LowBitFormat:
         offsets: whether groups have offsets, which are added to the products of integers and scales.
         groups_per_scale: with several, scales and offsets have two levels: a float32 one for so many groups, and for
             each group an int8 one that multiplies it. Then ``tiles`` are the layout of a type K (K_QUANTS).
+        table: the name of the table (TABLES) whose integers of 8 bits the values choose among; "": there is none.
         floats: floats of 4 or 8 bits in the layouts of the operators float4_matmul and float8_experts instead; then
             also ``tiles``.
     """
@@ -36,13 +37,21 @@ class LowBitFormat:
     floats: bool = False
     offsets: bool = False
     groups_per_scale: int = 1
+    table: str = ""
 
     @property
     def numbers(self) -> str:
         """The name of the values' type."""
+        if self.table:
+            return self.table
         if self.tiles and self.groups_per_scale > 1:
             return "q4_k" if self.offsets else "q6_k"
         return f"{'float' if self.floats else 'int'}{self.bits}"
+
+    @property
+    def middle(self) -> float:
+        """The zero point of a weight without zero points and offsets."""
+        return float(1 << (7 if self.table else self.bits - 1))
 
     @property
     def scales(self) -> str:

@@ -21,13 +21,14 @@ from tandemrt.plugins.operators.float_tiles import OUTPUTS, tiled_shape
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES
 from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 from tandemrt.plugins.operators.low_bit_interleaved import GROUP_SIZES as INTERLEAVED_GROUPS
+from tandemrt.plugins.operators.tables4 import TABLES
 
 _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
 # Old checkpoints store frequencies and masks; config.json defines them.
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.(?:rotary_emb\.inv_freq|bias|masked_bias)")
 
 _TILES = ".tiles"
-_NUMBERS = ("int8", "int6", "int5", "int4", "float4", "float8", *K_QUANTS)  # of low-bit formats
+_NUMBERS = ("int8", "int6", "int5", "int4", "float4", "float8", *K_QUANTS, *TABLES)  # of low-bit formats
 _OF_GROUPS = ("scales", "zeros", "offsets", "subscales")  # kinds of tensors (LowBitFormat.shapes)
 EXPERTS = ".mlp.experts."  # in the names of their weights
 
@@ -164,6 +165,10 @@ class Weights:
             for group_size in INTERLEAVED_GROUPS.get(bits, ()):
                 if packed_tensor_name(name, numbers, f"interleaved{group_size}") in tensors:
                     return self._interleaved(name, bits, group_size)
+        for table in TABLES:
+            for group_size in INTERLEAVED_GROUPS[4]:
+                if packed_tensor_name(name, table, f"interleaved{group_size}") in tensors:
+                    return self._interleaved(name, 4, group_size, table)
         for group_size in float4.GROUP_SIZES:
             if packed_tensor_name(name, "float4", f"tiles{group_size}") in tensors:
                 return LowBitFormat(4, group_size, tiles=self.dtype, floats=True)
@@ -174,8 +179,9 @@ class Weights:
             return LowBitFormat(8, CHUNK, tiles=self.dtype, floats=True)
         return None
 
-    def _interleaved(self, name: str, bits: int, group_size: int) -> LowBitFormat:
-        kinds = {kind: self.checkpoint.tensors.get(packed_tensor_name(name, f"int{bits}", kind)) for kind in _OF_GROUPS}
+    def _interleaved(self, name: str, bits: int, group_size: int, table: str = "") -> LowBitFormat:
+        names = {kind: packed_tensor_name(name, table or f"int{bits}", kind) for kind in _OF_GROUPS}
+        kinds = {kind: self.checkpoint.tensors.get(stored) for kind, stored in names.items()}
         scales, subscales = kinds["scales"], kinds["subscales"]
         return LowBitFormat(
             bits,
@@ -184,6 +190,7 @@ class Weights:
             interleaved=True,
             offsets=kinds["offsets"] is not None,
             groups_per_scale=subscales.shape[1] // scales.shape[1] if scales and subscales else 1,
+            table=table,
         )
 
     def quantized(self, module: str) -> LowBitFormat | Scheme | None:

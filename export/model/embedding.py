@@ -10,6 +10,7 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.rotary import call_positions
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS, RUNS
+from tandemrt.plugins.operators.tables4 import TABLES
 
 
 def embedded(b: GraphBuilder, token_ids: ir.Value, w: Weights, module: str, vocab: int, hidden: int) -> ir.Value:
@@ -77,11 +78,13 @@ def _interleaved_rows(b: GraphBuilder, ids: ir.Value, kinds: Mapping[str, ir.Val
         return b.op("Reshape", products, b.constant([0, 0, -1, 1]))
 
     integers = _integers(b, row(f"interleaved{form.group_size}", 4), form.bits)
+    if form.table:
+        integers = b.op("Gather", b.constant(TABLES[form.table].tolist(), "float32"), b.cast(integers, "int64"))
     integers = b.op("Reshape", integers, b.constant([0, 0, -1, form.group_size]))
     scales = of_groups("scales", "subscales")
     if form.offsets:
         return b.op("Add", b.op("Mul", integers, scales), of_groups("offsets", "suboffsets"))
-    middle = b.constant(float(1 << (form.bits - 1)), "float32")
+    middle = b.constant(form.middle, "float32")
     if form.zeros:
         middle = b.cast(b.op("Unsqueeze", row("zeros"), b.constant([-1])), "float32")
     return b.op("Mul", b.op("Sub", integers, middle), scales)

@@ -9,6 +9,7 @@ from tandemrt.export.graph.builder import GraphBuilder, dims_of, without_trailin
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.plugins.functions import low_bit_int8
 from tandemrt.plugins.operators.constants import DOMAIN
+from tandemrt.plugins.operators.tables4 import TABLES
 
 
 def low_bit_int8_matmul(
@@ -16,6 +17,8 @@ def low_bit_int8_matmul(
 ) -> ir.Value:
     """Return x @ weight.T, [..., width], for ``x`` [..., inner] and ``weight`` of Weights.low_bit_tensors."""
     kinds = dict(zip(low_bit_format.shapes(0, 0), weight, strict=True))
+    if low_bit_format.table:
+        kinds["table"] = b.constant(TABLES[low_bit_format.table].tolist(), "uint8")
     optional = [kinds.get(kind) for kind in low_bit_int8.OPTIONAL]
     overload = "_".join(kind for kind in low_bit_int8.OPTIONAL if kind in kinds)
     (matmul,) = b.custom(

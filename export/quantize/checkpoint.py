@@ -230,8 +230,10 @@ def _matmuls(
 
 
 def _laid_out(form: LowBitFormat, tiles: str | None, interleaved: bool) -> LowBitFormat:
-    fits = form.group_size in GROUP_SIZES.get(form.bits, ())
-    return replace(form, tiles=tiles, interleaved=interleaved and fits)
+    fits = interleaved and form.group_size in GROUP_SIZES.get(form.bits, ())
+    if form.table and not fits:  # only low_bit_int8_matmul looks up integers
+        form = replace(form, bits=8, table="")
+    return replace(form, tiles=tiles, interleaved=fits)
 
 
 def _tensor_names(matmul: _Matmul) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 A byte holds two floats, the first one in its low half. A scale of MXFP4 is the exponent of a power of 2, with a bias of
 127. A scale of NVFP4 is a float8_e4m3fn number times the scale of the tensor. Matmuls on a GPU read the floats. On a
-CPU they become 8-bit integer groups, because twice a 4-bit float is an integer up to 12.
+CPU they choose among the integers of a table, because twice a 4-bit float is an integer up to 12.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,10 @@ from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MXFP4_GROUP
 from tandemrt.export.read.quantization.nvfp4 import GROUP_SIZE as NVFP4_GROUP
 from tandemrt.export.read.values import read_values, require_scales
-from tandemrt.plugins.operators.float4 import VALUES
 from tandemrt.plugins.operators.float8 import FLOAT8
 from tandemrt.plugins.operators.int4_layout import in_tiles, padded_inner, scales_of_output, unpacked
 
 GROUPS = {"mxfp4": MXFP4_GROUP, "nvfp4": NVFP4_GROUP}
-DOUBLED = (128 + 2 * VALUES).astype(np.uint8)  # twice the floats; 128 is the zero point of 8-bit groups
 _LARGEST_POWER = np.float32(2**8)  # of 2 in float8_e4m3fn
 
 
@@ -40,10 +38,10 @@ class Float4Matrix:
 
     @property
     def as_integers(self) -> QuantizedMatrix:
-        """The matrix in groups of 8-bit integers."""
+        """The matrix in groups that choose among 8-bit integers: twice the floats."""
         _, groups, size = self.codes.shape
         scales = self.scales * self.factors * np.float32(0.5)  # values are doubled
-        return QuantizedMatrix(LowBitFormat(8, size), groups * size, DOUBLED[self.codes], scales)
+        return QuantizedMatrix(LowBitFormat(4, size, table="mxfp4"), groups * size, self.codes, scales)
 
     @property
     def stored_scales(self) -> npt.NDArray:

@@ -17,6 +17,7 @@ from tandemrt.plugins.operators.int4_layout import CHUNK, in_tiles, padded_inner
 from tandemrt.plugins.operators.int8_layout import bytes_in_tiles
 from tandemrt.plugins.operators.k_quants_layout import K_QUANTS, KQuant
 from tandemrt.plugins.operators.low_bit_interleaved import by_tile, interleaved
+from tandemrt.plugins.operators.tables4 import TABLES
 
 GROUP_SIZE = 32  # values per scale: as fast as larger groups (docs/benchmarks.md), and the most exact
 _AT_ONCE = 1 << 22  # values quantized in one step, to bound the memory use
@@ -45,11 +46,12 @@ class QuantizedMatrix:
     @cached_property
     def dequantized(self) -> npt.NDArray[np.float32]:
         """The dequantized matrix, float32 [rows, inner]."""
-        scales, integers = self._each_group(self.scales, self.subscales), self.integers.astype(np.float32)
+        stored = TABLES[self.form.table][self.integers] if self.form.table else self.integers
+        scales, integers = self._each_group(self.scales, self.subscales), stored.astype(np.float32)
         if self.offsets is not None:
             values = integers * scales + self._each_group(self.offsets, self.suboffsets)
         else:
-            zeros = np.float32(self._middle) if self.zeros is None else self.zeros[:, :, None]
+            zeros = np.float32(self.form.middle) if self.zeros is None else self.zeros[:, :, None]
             values = (integers - zeros) * scales
         matrix: npt.NDArray[np.float32] = values.reshape(len(values), -1)[:, : self.inner]
         return matrix
@@ -65,16 +67,13 @@ class QuantizedMatrix:
     def in_form(self, form: LowBitFormat) -> "QuantizedMatrix":
         """Return the matrix with equal values in a ``form`` with more bits, smaller groups or another layout."""
         integers, subscales = self.integers, self.subscales
-        if form.bits > self.form.bits and self.offsets is None:
-            integers = integers + np.uint8((1 << form.bits >> 1) - self._middle)
+        if self.form.table and not form.table:
+            integers = TABLES[self.form.table][integers]
+        elif form.bits > self.form.bits and self.offsets is None:
+            integers = integers + np.uint8(form.middle - self.form.middle)
         if subscales is not None and (split := self.form.group_size // form.group_size) > 1:
             integers, subscales = integers.reshape(len(integers), -1, form.group_size), subscales.repeat(split, axis=1)
         return replace(self, form=form, integers=integers, subscales=subscales)
-
-    @property
-    def _middle(self) -> int:
-        """The zero point of a matrix without zero points and offsets."""
-        return 1 << (self.form.bits - 1)
 
     def stored(self) -> dict[str, npt.NDArray]:
         """Return the arrays to write, keyed as in ``LowBitFormat.shapes``."""

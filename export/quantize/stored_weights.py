@@ -57,10 +57,10 @@ _INPUTS = ("input_scale", "input_zero_point")  # of inputs that a build leaves u
 def packed_format(scheme: Scheme, inner: int, *, on_gpu: bool = False) -> LowBitFormat:
     """Return the format in which a build writes a packed weight with ``inner`` inputs.
 
-    ``on_gpu``: 4-bit floats stay floats. For a CPU they become integers of 8 bits.
+    ``on_gpu``: 4-bit floats stay floats. On a CPU they choose among integers of 8 bits.
     """
     if (group := GROUPS.get(scheme.weight)) is not None:
-        return LowBitFormat(4 if on_gpu else 8, group, floats=on_gpu)
+        return LowBitFormat(4, group, floats=on_gpu, table="" if on_gpu else "mxfp4")
     if scheme.layout == "gguf":
         return gguf_form(scheme, on_gpu=on_gpu)
     return integer_format(scheme, inner)

@@ -13,7 +13,7 @@ from tandemrt.plugins.functions.body import FLOAT32, INT64, UINT8, UINT64, Body,
 from tandemrt.plugins.functions.int4 import halves
 from tandemrt.plugins.operators.low_bit_interleaved import OUTPUTS, RUNS, STEP, TINY
 
-OPTIONAL = ("zeros", "offsets", "subscales", "suboffsets")  # inputs
+OPTIONAL = ("zeros", "offsets", "subscales", "suboffsets", "table")  # inputs
 _FIRST, _STEP, _HALVES = (np.array([value], np.int64) for value in (0, STEP, RUNS // 2))
 
 
@@ -47,6 +47,8 @@ def low_bit_int8_matmul(present: Collection[str], overload: str = "") -> ir.Func
 
     if "zeros" in present:
         integers = integers - of_parts(_by_group(body, body["zeros"]))
+    elif "table" in present:
+        integers = body.op("Gather", body["table"].cast(FLOAT32), integers.cast(INT64)) - np.float32(128)
     elif "offsets" not in present:
         shift = (body.integer("bits") - np.int64(1)).cast(UINT64)
         integers = integers - body.op("BitShift", np.uint64(1), shift, direction="LEFT").cast(FLOAT32)

@@ -16,7 +16,9 @@
 #define STEP_BYTES(bits) ((size_t)(COLUMNS * STEP / 8 * (bits))) /* of a tile */
 #define PARTS(bits) ((bits) == 6 ? (size_t)2 : (size_t)1)        /* of a step, which may be in different groups */
 #define MIDDLE(bits) ((float)(1 << ((bits) - 1)))                /* the zero point of weights that store none */
-#define INPUTS 7                                                 /* of the operator */
+#define INPUTS 8                                                 /* of the operator */
+#define TABLE 7                                                  /* the input with the table */
+#define ENTRIES 16                                               /* of it */
 #define TILES 8                                                  /* tiles of an item, which one thread computes */
 #define ROWS 32              /* its rows: the rounded inputs of few rows stay in the nearest cache */
 #define ROUNDED_AT_ONCE 8192 /* inputs from which on several threads round them */
@@ -38,16 +40,17 @@ typedef struct {
     const uint8_t* zeros;                 /* [tiles, groups, COLUMNS]; NULL: MIDDLE, or none if there are offsets */
     const float* offsets;                 /* as scales, or NULL */
     const int8_t *subscales, *suboffsets; /* [tiles, groups, COLUMNS], or NULL */
+    const uint8_t* table;                 /* [ENTRIES], integers of 8 bits that those of 4 bits choose among; or NULL */
     float* out;
     Rounded* rounded; /* [rows, steps] */
-    size_t rows, inner, width, bits, steps, groups, parts_of_group, scales_of_output, groups_of_scale;
+    size_t rows, inner, width, bits, wide, steps, groups, parts_of_group, scales_of_output, groups_of_scale;
 } Call;
 
 /* ---- portable ---- */
 
 /* Fill in what follows from the sums of the two halves and the scale. */
 static void complete(const Call* call, Rounded* rounded) {
-    const float zero = call->zeros || call->offsets ? 0.0f : MIDDLE(call->bits);
+    const float zero = call->zeros || call->offsets ? 0.0f : MIDDLE(call->wide);
     rounded->sums[2] = rounded->sums[0] + rounded->sums[1];
     for (int i = 0; i < 3; i++) {
         rounded->scaled_sums[i] = rounded->sums[i] * rounded->scale;
@@ -82,7 +85,8 @@ static void round_row(const Call* call, size_t row) {
 }
 
 /* Return the integer of input ``i`` of a step, for output ``column`` of a tile. */
-static int32_t integer_at(const uint8_t* weight, size_t bits, size_t i, size_t column) {
+static int32_t integer_at(const Call* call, const uint8_t* weight, size_t i, size_t column) {
+    const size_t bits = call->bits;
     const size_t run = i / 4, byte = column * 4 + i % 4; /* runs of four inputs have 32 bytes */
     if (bits == 8) return weight[run * 32 + byte];
     int32_t integer = weight[run / 2 * 32 + byte] >> run % 2 * 4 & 15;
@@ -91,7 +95,7 @@ static int32_t integer_at(const uint8_t* weight, size_t bits, size_t i, size_t c
         const int32_t plane = weight[128 + run / runs * 32 + byte];
         integer |= (plane >> run % runs * more & ((1 << more) - 1)) << 4;
     }
-    return integer;
+    return call->table ? call->table[integer] : integer;
 }
 
 static float multiply_add(float a, float b, float c) {
@@ -116,9 +120,8 @@ static void row_portable(const Call* call, size_t tile, size_t row) {
             const size_t sum = SUM_OF(parts, part % parts);
             int32_t exact = 0;
             for (size_t i = part % parts * inputs; i < part % parts * inputs + inputs; i++)
-                exact +=
-                    integer_at(weight + part / parts * STEP_BYTES(call->bits), call->bits, i, column) * x->integers[i];
-            float zero = call->zeros ? (float)call->zeros[group] : call->offsets ? 0.0f : MIDDLE(call->bits);
+                exact += integer_at(call, weight + part / parts * STEP_BYTES(call->bits), i, column) * x->integers[i];
+            float zero = call->zeros ? (float)call->zeros[group] : call->offsets ? 0.0f : MIDDLE(call->wide);
             float number = (float)exact - zero * x->sums[sum]; /* exact */
             float scale = call->scales[outer] * (call->subscales ? (float)call->subscales[group] : 1.0f);
             all = multiply_add(number, scale * x->scale, all);
@@ -205,6 +208,9 @@ INLINE uint32_t load_word(const int8_t* at) {
     return word;
 }
 AVX2 INLINE __m256i load_words(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
+AVX2 INLINE __m256i load_table(const uint8_t* at) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)at));
+}
 AVX2 INLINE __m256 load_floats(const float* at) { return _mm256_loadu_ps(at); }
 AVX2 INLINE __m256 bytes_as_floats(const uint8_t* at) {
     return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)at)));
@@ -243,6 +249,7 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #define PREFETCH(at) (void)0
 #define STARTS_AT_MIDDLE 0 /* the sums of 4 bits have too few bits for it */
 #define START(start) (WORDS){0}
+#define LOOK_UP(table, at) ((Words8)_mm256_shuffle_epi8((__m256i)(table), (__m256i)(at)))
 #define ADD_PAIR(sums, low, first, high, second, bits) add_pair(sums, low, first, high, second, bits)
 #define WHOLE(sums, bits) whole(sums, bits)
 #define MULTIPLY_ADD(a, b, c) _mm256_fmadd_ps(a, b, c)
@@ -259,11 +266,12 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #undef PREFETCH
 #undef STARTS_AT_MIDDLE
 #undef START
+#undef LOOK_UP
 #undef ADD_PAIR
 #undef WHOLE
 #undef MULTIPLY_ADD
 #define NAME(function) function##_avx512
-#define TARGET __attribute__((target("avx512f,avx512vnni,fma")))
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vnni,fma")))
 #define VECTOR_TILES 2
 #define MOST_ROWS 8
 #define FLOATS __m512
@@ -272,6 +280,7 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #define PREFETCH(at) _mm_prefetch(at, _MM_HINT_T1) /* the processor's own prefetches do not follow two tiles */
 #define STARTS_AT_MIDDLE 1
 #define START(start) ((Words16)_mm512_set1_epi32(start))
+#define LOOK_UP(table, at) ((Words16)_mm512_shuffle_epi8((__m512i)(table), (__m512i)(at)))
 #define DOT(sums, weights, x) _mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(weights), (__m512i)(x))
 #define ADD_PAIR(sums, low, first, high, second, bits) ((Words16)DOT(DOT(sums, low, first), high, second))
 #define WHOLE(sums, bits) _mm512_cvtepi32_ps((__m512i)(sums))
@@ -317,9 +326,11 @@ static OrtStatus* compute(void* self, void* context) {
     call.offsets = inputs[4].data;
     call.subscales = inputs[5].data;
     call.suboffsets = inputs[6].data;
+    call.table = inputs[TABLE].data;
     call.inner = (size_t)x->dims[x->rank - 1];
     call.width = (size_t)kernel->width;
     call.bits = (size_t)kernel->bits;
+    call.wide = call.table ? 8 : call.bits;
     call.steps = count_of(call.inner, STEP);
     call.groups = count_of(call.steps * STEP, (size_t)kernel->group_size);
     call.parts_of_group = (size_t)kernel->group_size * PARTS(call.bits) / STEP;
@@ -337,7 +348,8 @@ static OrtStatus* compute(void* self, void* context) {
         call.groups * COLUMNS,
     };
     int fit = call.groups == call.groups_of_scale * call.scales_of_output;
-    for (size_t i = 1; i < INPUTS; i++)
+    fit &= !call.table || (call.bits == 4 && inputs[TABLE].rank == 1 && inputs[TABLE].dims[0] == ENTRIES);
+    for (size_t i = 1; i < TABLE; i++)
         fit &= !inputs[i].rank || ((size_t)inputs[i].dims[0] == tiles && (size_t)inputs[i].dims[1] == sizes[i]);
     if (!fit) {
         status = failure(api, "low_bit_int8_matmul: the shapes of the inputs do not fit");
@@ -375,7 +387,9 @@ static OrtStatus* init(OrtApi api, const void* info, void* made) {
         kernel->round = round_row_avx2;
         kernel->multiply = rows_avx2;
 #ifndef NO_AVX512
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni")) kernel->multiply = rows_avx512;
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vnni"))
+            kernel->multiply = rows_avx512;
 #endif
     }
 #endif
@@ -394,7 +408,7 @@ const OwnOperator low_bit_int8_matmul = {
     SEEN,
     .name = "low_bit_int8_matmul",
     .inputs = INPUTS,
-    .optional_inputs = 4,
+    .optional_inputs = 5,
     .outputs = 1,
-    .input_types = {FLOAT, UINT8, FLOAT, UINT8, FLOAT, INT8, INT8},
+    .input_types = {FLOAT, UINT8, FLOAT, UINT8, FLOAT, INT8, INT8, UINT8},
 };

@@ -1,10 +1,13 @@
 /* Rows of low_bit_int8_matmul, compiled for each kind of processor. low_bit_int8_matmul.c defines what differs: NAME,
- * TARGET, VECTOR_TILES, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, STARTS_AT_MIDDLE, START, ADD_PAIR, WHOLE and
- * MULTIPLY_ADD. All kinds give the same bits. */
+ * TARGET, VECTOR_TILES, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, STARTS_AT_MIDDLE, START, LOOK_UP, ADD_PAIR, WHOLE
+ * and MULTIPLY_ADD. All kinds give the same bits. */
 
-/* Compute ``rows`` rows of VECTOR_TILES tiles of weights of ``bits`` bits; both are constants. A tile that is missing
- * computes the first one again. */
-TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const int rows, const int bits) {
+/* Compute ``rows`` rows of VECTOR_TILES tiles of weights of ``bits`` bits, which choose among the entries of a table if
+ * ``by_table``; all are constants. A tile that is missing computes the first one again. */
+TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const int rows, const int bits,
+                               const int by_table) {
+    const int wide = by_table ? 8 : bits; /* of an integer that is multiplied */
+    const WORDS entries = by_table ? JOIN(WORDS, load_table(call->table), load_table(call->table)) : (WORDS){0};
     const size_t steps = call->steps, bytes = steps * STEP_BYTES(bits), parts = PARTS(bits), pairs = 4 / parts;
     const size_t values = call->groups * COLUMNS, outer_values = call->scales_of_output * COLUMNS;
     const size_t left = call->width - tile * COLUMNS, next = left > COLUMNS;
@@ -15,7 +18,7 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
     const int8_t* suboffsets = call->suboffsets ? call->suboffsets + tile * values : NULL;
     const Rounded* x = call->rounded + row * steps;
     FLOATS sums[MOST_ROWS], outer_scale = {0}, outer_offset = {0}, scale = {0}, offset = {0};
-    FLOATS middle = LANES_OF(FLOATS, offsets ? 0.0f : -MIDDLE(bits));
+    FLOATS middle = LANES_OF(FLOATS, offsets ? 0.0f : -MIDDLE(wide));
     const int adds_middle = zeros || !(offsets || STARTS_AT_MIDDLE);
     size_t left_in_group = 0, left_in_scale = 0;
     WORDS plane = {0};
@@ -49,12 +52,15 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
                     low |= plane << 4 & more;
                     high |= plane << (8 - bits) & more;
                     plane >>= 2 * (bits - 4);
+                } else if (by_table) {
+                    low = LOOK_UP(entries, low);
+                    high = LOOK_UP(entries, high);
                 }
                 UNROLL
                 for (int r = 0; r < rows; r++) {
                     const int8_t* integers = x[(size_t)r * steps].integers + 8 * pair;
                     const WORDS first = LANES_OF(WORDS, load_word(integers));
-                    exact[r] = ADD_PAIR(exact[r], low, first, high, LANES_OF(WORDS, load_word(integers + 4)), bits);
+                    exact[r] = ADD_PAIR(exact[r], low, first, high, LANES_OF(WORDS, load_word(integers + 4)), wide);
                 }
             }
             if (left_in_group == 0) {
@@ -92,7 +98,7 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
             UNROLL
             for (int r = 0; r < rows; r++) {
                 const Rounded* rounded = x + (size_t)r * steps;
-                FLOATS number = WHOLE(exact[r], bits); /* exact, also with the middle */
+                FLOATS number = WHOLE(exact[r], wide); /* exact, also with the middle */
                 if (adds_middle) number = MULTIPLY_ADD(middle, LANES_OF(FLOATS, rounded->sums[inputs]), number);
                 sums[r] = MULTIPLY_ADD(number, scale * rounded->scale, sums[r]);
                 if (call->offsets)
@@ -113,9 +119,10 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
 }
 
 #define CASE(rows) \
-    case rows: NAME(block)(call, tile, r, rows, bits); break;
+    case rows: NAME(block)(call, tile, r, rows, bits, by_table); break;
 
-TARGET INLINE void NAME(blocks)(const Call* call, size_t first, size_t last, size_t row, size_t end, const int bits) {
+TARGET INLINE void NAME(blocks)(const Call* call, size_t first, size_t last, size_t row, size_t end, const int bits,
+                                const int by_table) {
     for (size_t tile = first; tile < last; tile += VECTOR_TILES)
         for (size_t r = row, blocks = count_of(end - row, MOST_ROWS), rows; blocks; blocks--, r += rows) {
             rows = count_of(end - r, blocks); /* blocks of about equal size */
@@ -136,10 +143,14 @@ TARGET INLINE void NAME(blocks)(const Call* call, size_t first, size_t last, siz
 #undef CASE
 
 TARGET static void NAME(rows)(const Call* call, size_t first, size_t last, size_t row, size_t end) {
+    if (call->table) {
+        NAME(blocks)(call, first, last, row, end, 4, 1);
+        return;
+    }
     switch (call->bits) {
-        case 4: NAME(blocks)(call, first, last, row, end, 4); break;
-        case 5: NAME(blocks)(call, first, last, row, end, 5); break;
-        case 6: NAME(blocks)(call, first, last, row, end, 6); break;
-        case 8: NAME(blocks)(call, first, last, row, end, 8); break;
+        case 4: NAME(blocks)(call, first, last, row, end, 4, 0); break;
+        case 5: NAME(blocks)(call, first, last, row, end, 5, 0); break;
+        case 6: NAME(blocks)(call, first, last, row, end, 6, 0); break;
+        case 8: NAME(blocks)(call, first, last, row, end, 8, 0); break;
     }
 }

@@ -13,6 +13,7 @@ def low_bit_int8_matmul(
     offsets: np.ndarray | None = None,
     subscales: np.ndarray | None = None,
     suboffsets: np.ndarray | None = None,
+    table: np.ndarray | None = None,
     *,
     bits: int,
     group_size: int,
@@ -25,8 +26,10 @@ def low_bit_int8_matmul(
     inputs: a multiple of 32, or of 16 with 6 bits. Without ``zeros`` (uint8) and ``offsets`` every zero point is the
     middle of the range. ``scales`` and ``offsets`` are float32. With ``subscales`` (int8) they may have a value for
     several groups, and the scale of a group is ``scales`` * ``subscales``; so are offsets with ``suboffsets`` (int8).
+    With ``table`` (uint8 [16]) integers of 4 bits choose among its integers, whose zero point is 128.
     """
-    integers = deinterleaved(weight, bits).astype(np.float64)
+    stored = deinterleaved(weight, bits)
+    integers = (stored if table is None else table[stored]).astype(np.float64)
     inner = integers.shape[1]
 
     def each_input(values: np.ndarray) -> np.ndarray:
@@ -36,7 +39,8 @@ def low_bit_int8_matmul(
     if offsets is not None:
         numbers = integers * scale + each_input(_products(offsets, suboffsets))
     else:
-        middles = np.float64(1 << (bits - 1)) if zeros is None else each_input(by_output(zeros))
+        middle = 1 << (bits - 1) if table is None else 128
+        middles = np.float64(middle) if zeros is None else each_input(by_output(zeros))
         numbers = (integers - middles) * scale
     out: np.ndarray = rounded(x, inner) @ numbers[:width].T
     return out.astype(np.float32)

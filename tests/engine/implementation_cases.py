@@ -17,6 +17,7 @@ from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_outpu
 from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.operators.low_bit_interleaved import by_tile, interleaved
+from tandemrt.plugins.operators.tables4 import TABLES
 from tandemrt.plugins.reference.float8 import quantize_tokens
 from tandemrt.runtime.check.adjust_logits import edge_case_adjust_batch
 from tests.engine import attention_cases, latent_cases, recurrent_cases
@@ -443,6 +444,7 @@ def _by_low_bits_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG00
     yield Case(inputs, attributes)
     two_levels = {"offsets", "subscales", "suboffsets"}
     forms = [(8, 32, set(), 1), (5, 32, set(), 1), (5, 32, {"offsets"}, 1), (6, 16, {"subscales"}, 16)]
+    forms += [(4, 32, {"table"}, 1), (4, 32, {"table", "subscales"}, 8)]
     for bits, group, more, groups_per_scale in [*forms, *((bits, 32, two_levels, 8) for bits in (4, 5))]:
         for rows, width in ((1, 8), (9, 37)):
             weight = interleaved_weight(rng, width, 512, group, bits, more=more, groups_per_scale=groups_per_scale)
@@ -473,7 +475,8 @@ def interleaved_weight(
     return {
         "weight": interleaved(rng.integers(0, 1 << bits, (width, inner), dtype=np.uint8), bits),
         "scales": by_tile(steps.astype(np.float32)),
-        **{name: by_tile(values[name]()) for name in sorted(more)},
+        **{name: by_tile(values[name]()) for name in sorted({*more} - {"table"})},
+        **({"table": TABLES["iq4"]} if "table" in more else {}),
     }
 
 

@@ -190,7 +190,7 @@ COMPILED = [
     if capability == HOPPER or (dtype == "bfloat16" and capability in by_code(kernel))
     if not kernel.startswith("experts_") or (capability, dtype) == (HOPPER, "bfloat16")
     if kernel not in ("int8", "float4", "k_quants", "latent_attention") or capability == HOPPER
-    if kernel != "latent_attention" or dtype != "float16"
+    if kernel not in ("k_quants", "latent_attention") or dtype != "float16"
     if kernel != "attention_float8"
 ] + [
     *(("attention", "bfloat16", HOPPER, (size,)) for size in (32, 64, 256, 512)),

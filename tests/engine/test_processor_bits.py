@@ -70,7 +70,7 @@ def inputs_of(kind: str, rows: int, inner: int, rng: np.random.Generator) -> np.
 
 # Kinds of values of groups, and bits, of the forms of weights.
 FORMS = [(4, ()), (4, ("zeros",)), (4, ("offsets",)), (5, ()), (5, ("offsets", "subscales", "suboffsets"))]
-FORMS += [(8, ()), (6, ("subscales",)), (6, ("offsets", "subscales", "suboffsets"))]
+FORMS += [(8, ()), (4, ("table",)), (6, ("subscales",)), (6, ("offsets", "subscales", "suboffsets"))]
 
 
 @example(rows=33, steps=128, padding=0, width=24, groups=128, form=(4, ()), inputs="largest", largest=True, seed=0)

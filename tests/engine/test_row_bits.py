@@ -121,11 +121,22 @@ def test_a_tiled_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(dtype: 
     hold_in_calls_of_every_size("tiled_matmul", normal(rows, inner), {"weight": weight}, {"width": width}, sizes)
 
 
-@pytest.mark.parametrize(("bits", "width"), [(4, 8), (4, 24), (4, 70), (5, 24), (6, 24), (8, 24)])  # widths as above
-def test_a_low_bit_int8_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(bits: int, width: int) -> None:
+@pytest.mark.parametrize(
+    ("bits", "width", "more"),
+    [
+        *((4, width, ()) for width in (8, 24, 70)),  # widths as above
+        (4, 24, ("table", "subscales")),
+        (5, 24, ("offsets", "subscales", "suboffsets")),
+        (6, 24, ("subscales",)),
+        (8, 24, ()),
+    ],
+)
+def test_a_low_bit_int8_matmul_gives_a_row_the_same_bits_in_calls_of_every_size(
+    bits: int, width: int, more: tuple[str, ...]
+) -> None:
     rows, inner, group, rng = 42, 256, 16 if bits == 6 else 32, np.random.default_rng(1)
-    more = {4: (), 5: ("offsets", "subscales", "suboffsets"), 6: ("subscales",), 8: ()}[bits]
-    weight = interleaved_weight(rng, width, inner, group, bits, more=more, groups_per_scale=1 if bits in (4, 8) else 8)
+    per_scale = 8 if "subscales" in more else 1
+    weight = interleaved_weight(rng, width, inner, group, bits, more=more, groups_per_scale=per_scale)
     tensors = {name: to_torch(array) for name, array in weight.items()}
     attributes = {"bits": bits, "group_size": group, "width": width}
     hold_in_calls_of_every_size("low_bit_int8_matmul", normal(rows, inner), tensors, attributes, range(2, rows + 1))

@@ -23,7 +23,7 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> Path:
     names = ["attention", "swiglu", "int4", "int8", "k_quants", "experts", "experts_float4"]
     folder = tmp_path_factory.mktemp("kernels")
     dtypes = ["bfloat16", "float16"]
-    compile_kernels(compute_capabilities(), folder, names=names, dtypes=dtypes, head_dims=[16, 64])
+    compile_kernels(compute_capabilities(), folder, names=names, dtypes=dtypes, head_dims=[64])
     return folder
 
 

@@ -2,7 +2,7 @@
 
 A row is a run of GGUF's blocks, of 32 or 256 inputs each. A value is integer * scale + offset, or (integer - middle of
 the range) * scale. Types K have two levels: a block has a scale, and its groups have integers that multiply it.
-Types IQ4 and MXFP4 choose among 16 integers of 8 bits, in which they are packed.
+Types IQ4 and MXFP4 choose among the 16 integers of a table (plugins/operators/tables4.py).
 Source of the layouts: ggml-common.h and ggml-quants.c of llama.cpp.
 """
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.graph.low_bit_format import LowBitFormat
-from tandemrt.export.quantize.float4 import DOUBLED, Float4Matrix, mxfp4_matrix
+from tandemrt.export.quantize.float4 import Float4Matrix, mxfp4_matrix
 from tandemrt.export.quantize.groups import QuantizedMatrix
 from tandemrt.export.quantize.typed_tensors import find
 from tandemrt.export.read.checkpoint import StoredTensor
@@ -57,7 +57,7 @@ def gguf_form(scheme: Scheme, *, on_gpu: bool) -> LowBitFormat:
         return form
     if form.groups_per_scale > 1 and not form.offsets:
         return LowBitFormat(8, 16, groups_per_scale=16)
-    return replace(form, bits=4 if form.bits == 4 else 8)
+    return replace(form, bits=4 if form.bits == 4 and not form.table else 8, table="")
 
 
 def gguf_shape(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> tuple[int, int]:
@@ -182,7 +182,7 @@ def _read_q6_k(blocks: Bytes) -> _Values:
 
 
 def _read_mxfp4(blocks: Bytes) -> _Values:
-    return _Values(DOUBLED[_halves(blocks[:, :, 1:])], _doubled_scales(blocks))
+    return _Values(_halves(blocks[:, :, 1:]), _doubled_scales(blocks))
 
 
 def _doubled_scales(blocks: Bytes) -> npt.NDArray[np.float32]:
@@ -191,19 +191,15 @@ def _doubled_scales(blocks: Bytes) -> npt.NDArray[np.float32]:
     return scales
 
 
-# The integers of types IQ4, plus 128.
-_TABLE = np.array([1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241], np.uint8)
-
-
 def _read_iq4_nl(blocks: Bytes) -> _Values:
-    return _Values(_TABLE[_halves(blocks[:, :, 2:])], _float16(blocks, 0))
+    return _Values(_halves(blocks[:, :, 2:]), _float16(blocks, 0))
 
 
 def _read_iq4_xs(blocks: Bytes) -> _Values:
     lower = _halves(blocks[:, :, 4:8, None]).reshape(*blocks.shape[:2], 8)  # of the scales of eight groups
     upper = np.ascontiguousarray(blocks[:, :, 2:4]).view("<u2") >> np.arange(0, 16, 2) & 3
     subscales = (lower | upper << 4).astype(np.int8) - np.int8(32)
-    integers = _TABLE[_halves(blocks[:, :, 8:].reshape(*blocks.shape[:2], 8, 16))]
+    integers = _halves(blocks[:, :, 8:].reshape(*blocks.shape[:2], 8, 16))
     return _Values(integers, _float16(blocks, 0), subscales=subscales)
 
 
@@ -216,7 +212,7 @@ _TYPES = {
     "Q4_K": _Type(LowBitFormat(4, 32, offsets=True, groups_per_scale=8), 144, 256, _read_q4_k),
     "Q5_K": _Type(LowBitFormat(5, 32, offsets=True, groups_per_scale=8), 176, 256, _read_q5_k),
     "Q6_K": _Type(LowBitFormat(6, 16, groups_per_scale=16), 210, 256, _read_q6_k),
-    "IQ4_NL": _Type(LowBitFormat(8, 32), 18, 32, _read_iq4_nl),
-    "MXFP4": _Type(LowBitFormat(8, 32), 17, 32, _read_mxfp4),
-    "IQ4_XS": _Type(LowBitFormat(8, 32, groups_per_scale=8), 136, 256, _read_iq4_xs),
+    "IQ4_NL": _Type(LowBitFormat(4, 32, table="iq4"), 18, 32, _read_iq4_nl),
+    "MXFP4": _Type(LowBitFormat(4, 32, table="mxfp4"), 17, 32, _read_mxfp4),
+    "IQ4_XS": _Type(LowBitFormat(4, 32, groups_per_scale=8, table="iq4"), 136, 256, _read_iq4_xs),
 }
