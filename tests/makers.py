@@ -485,7 +485,12 @@ _SEEING: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         for kind in ("smolvlm", "idefics3")
     },
     "lfm2_vl": (
-        {**_HYBRIDS["convolution"], "layer_types": ["conv", "full_attention", "conv"], "tie_word_embeddings": True},
+        {
+            **_HYBRIDS["convolution"],
+            **_WITH_KERNELS["convolution"],
+            "layer_types": ["conv", "full_attention", "conv"],
+            "tie_word_embeddings": True,
+        },
         {
             **{name: value for name, value in _GEMMA_TOWER.items() if name != "image_size"},
             "model_type": "siglip2_vision_model",

@@ -12,7 +12,7 @@ from tests.makers import tiny_vision, write_recipe
 from tests.pictures import asked, picture, require_same_texts_without_drafts
 
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'
-KINDS = ("qwen3_vl", "qwen3_5", "qwen2_5_vl", "gemma4", "mistral3")
+KINDS = ("qwen3_vl", "qwen3_5", "qwen2_5_vl", "gemma4", "mistral3", "smolvlm", "lfm2_vl")
 
 
 def bundle_of(folder: Path, kind: str, name: str, *, dtype: str, backend: str) -> Path:
