@@ -113,7 +113,8 @@ class VisionEntry(Record):
 
     def most_tokens(self, length: int) -> int:
         """Tokens of the largest image that a prompt of fewer than ``length`` tokens holds."""
-        return min(self.max_pixels // self.factor**2, length - 2)
+        whole = (self.side // self.factor) ** 2 if self.resize == "square" else self.max_pixels // self.factor**2
+        return min(whole, length - 2)
 
     def working_bytes(self, length: int) -> int:
         """Memory that the tower takes for such an image besides its weights, about: it computes in float32."""

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -156,6 +157,66 @@ def test_parts_that_are_not_implemented_are_refused_by_name(
     folder = changed(checkpoints[kind], tmp_path, file, changes)
     with pytest.raises(BadCheckpoint, match=reason):
         read_tower(Checkpoint.open(folder), 32)
+
+
+SMOLVLM2_500M = (
+    {
+        "hidden_size": 768,
+        "image_size": 512,
+        "max_image_size": {"longest_edge": 512},
+        "model_type": "smolvlm_vision",
+        "num_attention_heads": 12,
+        "patch_size": 16,
+        "size": {"longest_edge": 2048},
+        "tie_word_embeddings": False,
+        "use_base_siglip": False,
+    },
+    {"scale_factor": 4},
+    {
+        "do_convert_rgb": True,
+        "do_normalize": True,
+        "do_resize": True,
+        "image_processor_type": "SmolVLMImageProcessor",
+        "max_image_size": {"longest_edge": 512},
+        "processor_class": "SmolVLMProcessor",
+        "rescale_factor": 0.00392156862745098,
+        "size": {"longest_edge": 2048},
+        "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 512}},
+    },
+)
+LFM2_VL_450M = (
+    {"model_type": "siglip2_vision_model", "num_patches": 256, "vision_use_head": False, "attention_dropout": 0.0},
+    {"projector_hidden_size": 2560},
+    {
+        "do_resize": False,
+        "do_center_crop": None,
+        "encoder_patch_size": 16,
+        "max_image_tokens": 256,
+        "max_num_patches": 1024,
+        "min_image_tokens": 64,
+        "max_tiles": 10,
+        "patch_size": 16,
+        "return_row_col_info": True,
+        "size": {"height": 512, "width": 512},
+        "tile_size": 512,
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("kind", "published", "tokens"), [("idefics3", SMOLVLM2_500M, 64), ("lfm2_vl", LFM2_VL_450M, 256)]
+)
+def test_towers_of_published_configs_are_read(
+    checkpoints: dict[str, Path], tmp_path: Path, kind: str, published: tuple[dict[str, Any], ...], tokens: int
+) -> None:
+    tower, outer, images = published
+    folder = changed(checkpoints[kind], tmp_path, "preprocessor_config.json", images)
+    checkpoint = Checkpoint.open(folder)
+    spec = read_tower(replace(checkpoint, config={**checkpoint.config, **outer, "vision_config": tower}), 960)
+    assert (spec.hidden, spec.layers, spec.heads, spec.intermediate) == (768, 12, 12, 3072)
+    assert spec.entry.most_tokens(8192) == tokens
+    assert spec.entry.tiles is not None
+    assert spec.entry.tiles.side == 512
 
 
 def changed(checkpoint: Path, tmp_path: Path, file: str, changes: dict[str, Any]) -> Path:

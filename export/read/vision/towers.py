@@ -164,8 +164,8 @@ def _idefics3(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec
     merge = Fields(checkpoint.config, "config.json").integer("scale_factor", 2)
     side, patch = fields.integer("image_size"), fields.integer("patch_size")
     grid = side // patch
-    fields.require("image_size", grid > 0 == grid % merge, f"{merge} patches of {patch} pixels or a multiple")
-    fields.skip("max_image_size", "size", "use_base_siglip")  # the image processor has them
+    fields.require("image_size", grid > 0 and grid % merge == 0, f"{merge} patches of {patch} pixels or a multiple")
+    fields.skip("max_image_size", "size", "use_base_siglip", "tie_word_embeddings")  # of the image processor, or unused
     processor = image_processor(checkpoint.folder, "Idefics3", "SmolVLM", without=("do_pad", "video_sampling"))
     processor.only("do_image_splitting", True)
     processor.skip("return_row_col_info")
@@ -197,7 +197,7 @@ def _lfm2_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     outer.only("vision_feature_layer", -1)
     outer.only("projector_hidden_act", "gelu")
     processor = image_processor(checkpoint.folder, "Lfm2Vl", without=("do_resize", "do_pad", "size", "max_num_patches"))
-    require_same(processor, {"encoder_patch_size": patch, "downsample_factor": merge})
+    require_same(processor, {"encoder_patch_size": patch, "patch_size": patch, "downsample_factor": merge})
     processor.only("do_image_splitting", True)
     processor.only("max_pixels_tolerance", 2.0)
     processor.skip("return_row_col_info")
