@@ -781,3 +781,17 @@ def test_a_schema_beyond_the_size_of_an_entry_is_not_cached(monkeypatch: pytest.
     monkeypatch.setattr(source_cache, "MAX_ENTRY_BYTES", 1000)
     assert cache.read(small) is cache.read(small)
     assert cache.read(large) is not cache.read(large)
+
+
+def test_the_cache_of_schemas_is_bounded() -> None:
+    assert source_cache.MAX_ENTRIES * source_cache.MAX_ENTRY_BYTES <= 64 << 20
+
+
+def test_the_schemas_used_last_stay_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_cache, "MAX_ENTRIES", 2)
+    cache = SourceCache()
+    first, second = (cache.read(StructuredOutputs(json={"const": value})) for value in (1, 2))
+    assert cache.read(StructuredOutputs(json={"const": 1})) is first
+    cache.read(StructuredOutputs(json={"const": 3}))
+    assert cache.read(StructuredOutputs(json={"const": 1})) is first
+    assert cache.read(StructuredOutputs(json={"const": 2})) is not second

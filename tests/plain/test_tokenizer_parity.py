@@ -119,6 +119,7 @@ def test_the_demo_tokenizers_match_transformers(name: str) -> None:
         {"pad_token": {"__type": "AddedToken", "content": "<pad>", "lstrip": True, "normalized": False}},
         {"additional_special_tokens": ["<s>", "</s>"]},
         {"extra_special_tokens": ["<s>"]},
+        {"extra_special_tokens": {"image_token": "<s>", "video_token": "</s>"}},
         {"added_tokens_decoder": {"267": {"content": "<s>", "special": True, "normalized": False}}},
         {"split_special_tokens": True},
         {"clean_up_tokenization_spaces": True},
