@@ -110,6 +110,18 @@ def test_the_table_of_errors_equals_those_of_the_stored_weights(published):
         assert (0.02 if scheme == "fp8" else 0.07) < error < (0.03 if scheme == "fp8" else 0.12)
 
 
+def test_the_report_and_the_index_name_the_files_and_their_sizes(published):
+    _, report = published
+    unquantized = report.folder.parent / "unquantized"
+    for folder, size in ((unquantized, report.before), (report.folder, report.after)):
+        files = [*folder.glob("*.safetensors")]
+        assert len(files) > 1
+        assert sum(file.stat().st_size for file in files) == size
+    index = json.loads((report.folder / "model.safetensors.index.json").read_text())
+    stored = {tensor.name: tensor.file.name for tensor in Checkpoint.open(report.folder).tensors.values()}
+    assert index == {"metadata": {"total_size": report.after}, "weight_map": stored}
+
+
 def test_the_command_writes_a_complete_checkpoint_and_reports_its_error(tmp_path):
     whole = tiny_checkpoint(tmp_path / "unquantized")
     out = tmp_path / "quantized"
