@@ -70,7 +70,10 @@ def test_a_stream_builds_the_same_response(client: openai.OpenAI) -> None:
         if event.type in deltas:
             deltas[event.type] += event.delta
     assert list(deltas.values()) == [text for _, text in items(whole)]
-    assert len(events) > 20
+    named = [event for event in events if hasattr(event, "item_id")]
+    assert len(named) > 20
+    assert len(final.output) == 2
+    assert all(final.output[event.output_index].id == event.item_id for event in named)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from tandemrt.engines.contract.draft_kinds import (
     HeadKind,
     ModelEntry,
     ModelKind,
+    NgramEntry,
 )
 from tandemrt.engines.contract.draft_sampling import DraftSampling
 from tandemrt.engines.recipe.models import Draft
@@ -47,3 +48,7 @@ def test_the_traits_of_a_kind_agree_with_its_entry_and_its_engines(traits: Draft
     assert (traits.layers > 1) == ("layers" in fields)
     assert traits.lookahead == ("fuse" in traits.engines)
     assert traits.skips_undrafted == (entry is ModelEntry)
+
+
+def test_a_lookup_is_described_by_its_least_and_most_tokens() -> None:
+    assert NgramEntry(kind="ngram", ngram_min=1, ngram_max=3).description == "ngram, 1 to 3 tokens"

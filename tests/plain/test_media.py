@@ -13,12 +13,14 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests.media import MediaFetcher
 
 BODY = b"picture " * 4000
+PATHS: list[str] = []  # that were asked for, the last one at the end
 
 
 class Answers(BaseHTTPRequestHandler):
     """Answers by path: a body, a redirect, an error, or a body that never ends."""
 
     def do_GET(self) -> None:  # its name
+        PATHS.append(self.path)
         kind, _, rest = self.path.lstrip("/").partition("/")
         if kind == "to":
             self.send_response(302)
@@ -62,16 +64,17 @@ def fetcher(port: int, addresses: Sequence[str] = ("8.8.8.8",), **limits: Any) -
 
 
 @pytest.mark.parametrize(
-    "url",
+    ("url", "path"),
     [
-        "http://example.org/a.png?b=c",
-        "http://images.EXAMPLE.org./",
-        "http://example.org:80/to//a.png",
-        "http://example.org/to/http://images.example.org/b",
+        ("http://example.org/a.png?b=c", "/a.png?b=c"),
+        ("http://images.EXAMPLE.org./", "/"),
+        ("http://example.org:80/to//a.png", "/a.png"),
+        ("http://example.org/to/http://images.example.org/b", "/b"),
     ],
 )
-def test_an_allowed_address_is_fetched(port: int, url: str) -> None:
+def test_an_allowed_address_is_fetched(port: int, url: str, path: str) -> None:
     assert fetcher(port).fetch(url) == BODY
+    assert PATHS[-1] == path
 
 
 @pytest.mark.parametrize(
