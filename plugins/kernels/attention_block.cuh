@@ -59,7 +59,7 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
 
     int append_step = max(0, range.count - (STAGES - 1));  // from here on all new keys have their place in memory
     Rows<D> rows;
-    see_sinks<T, D>(rows, x, kv_head, packed, split == 0 && warp < TILES, false);
+    see_sinks<T, D>(rows, x, kv_head, packed, split == 0 && warp < TILES);
     for (int i = 0; i < range.count; ++i) {
         if (adds && i == append_step) {
             fresh.place(x, stages, range, table, kv_head);

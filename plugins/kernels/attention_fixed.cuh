@@ -142,7 +142,7 @@ struct InCluster {
 };
 #endif
 
-// Calls write(line, column, values) for four columns at a time: units `first` to `last` of the tile. Neighbouring
+// Calls write(line, column, Columns) for four columns at a time: units `first` to `last` of the tile. Neighbouring
 // threads sum the warps that share a row.
 template <int D, int TILES, class Place, class Write>
 __device__ void sum_fixed(const Place& place, int splits, int first, int last, Write write) {
@@ -168,7 +168,7 @@ __device__ void sum_fixed(const Place& place, int splits, int first, int last, W
             other.sum = make_float4(of(mine.sum.x), of(mine.sum.y), of(mine.sum.z), of(mine.sum.w));
             all.add(other);
         }
-        if (part == 0 && unit < last) write(line, column, scaled(all.sum, __frcp_rn(all.bound.y)));
+        if (part == 0 && unit < last) write(line, column, all);
     }
 }
 
@@ -292,7 +292,6 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
 
     Rows<C> rows;
     ClassSums<C> sums;
-    see_sinks<T, C>(sums.all, x, kv_head, packed, split == 0 && warp < TILES, true);
     // A step's new tokens are placed while the step before it is next to be multiplied.
 #pragma unroll 1
     for (int i = -1;; ++i) {
@@ -327,9 +326,12 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
         next.next();
     }
 
-    auto write = [&](int line, int column, float4 value) {
+    auto write = [&](int line, int column, const Columns& all) {
         int token = (tile * ROWS + line) / group, head = kv_head * group + (tile * ROWS + line) % group;
         auto* to = mixed + (static_cast<i64>(row * x.query + token) * x.heads + head) * D + column;
+        // Here and not before all keys, where a sink takes registers of the loop over them.
+        float weights = all.bound.y + (x.sinks ? exp2f(x.sinks[head] * LOG2_E - all.bound.x) : 0);
+        float4 value = scaled(all.sum, __frcp_rn(weights));
         if constexpr (T::FLOAT8) value = scaled(value, x.value_scale);
         T::store2(to, make_float2(value.x, value.y));
         T::store2(to + 2, make_float2(value.z, value.w));

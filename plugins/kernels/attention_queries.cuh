@@ -43,7 +43,7 @@ struct Factors {
 // in units of log 2.
 template <class T, int D>
 __device__ void prepare_queries(u32 (&q)[D / 16][4], const Operands<T>& x, const Factors<T, D>& by) {
-    float2 scale = make_float2(x.scale * 1.44269504088896341f, x.scale * 1.44269504088896341f);
+    float2 scale = make_float2(x.scale * LOG2_E, x.scale * LOG2_E);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         float2 part[D / 8];

@@ -83,17 +83,16 @@ struct Rows {
 };
 
 // The sinks of a warp's rows, as a key with a weight and no value that the rows have seen: of the first of the warps,
-// and of the blocks, that share the rows. `shared`: each thread has the weights of all four that work on a row, else
-// its own.
+// and of the blocks, that share the rows.
 template <class T, int C>
-__device__ void see_sinks(Rows<C>& rows, const Operands<T>& x, int kv_head, int packed, bool first, bool shared) {
+__device__ void see_sinks(Rows<C>& rows, const Operands<T>& x, int kv_head, int packed, bool first) {
     if (!x.sinks || !first) return;
     int lane = threadIdx.x % 32, group = x.heads / x.kv_heads;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
         int head = kv_head * group + (packed + lane / 4 + 8 * half) % group;
-        rows.largest[half] = x.sinks[head] * 1.44269504088896341f;
-        rows.weights[half] = shared || lane % 4 == 0 ? 1 : 0;
+        rows.largest[half] = x.sinks[head] * LOG2_E;
+        rows.weights[half] = lane % 4 == 0 ? 1 : 0;
     }
 }
 

@@ -9,6 +9,8 @@ using u64 = unsigned long long;
 
 #define INFINITE __int_as_float(0x7f800000)
 
+constexpr float LOG2_E = 1.44269504088896341f;
+
 // Two neighbouring elements as stored.
 __device__ inline u32 two(const u16* at) { return *reinterpret_cast<const u32*>(at); }
 

@@ -6,8 +6,6 @@
 #include "float8_ordered.cuh"
 #include "variants.cuh"
 
-constexpr float LOG2_E = 1.4426950408889634f;
-
 template <class T>
 __device__ void quantize_tokens(const typename T::Element* x, const float* given, int width, u8* quantized,
                                 float* scales) {

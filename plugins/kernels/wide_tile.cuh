@@ -9,7 +9,6 @@
 
 constexpr int WIDE_WARPS = 8;
 constexpr int WIDE_KEYS = 64;  // per step; no cache block may end inside
-constexpr float LOG2_E = 1.44269504088896341f;
 
 // How the warps share the scores of a step: a group of TILES warps has SPAN keys, and a warp of it 16 rows.
 template <int TILES>
