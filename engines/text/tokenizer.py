@@ -13,7 +13,6 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
-from tandemrt.engines.parallel.threads import SharedWork
 from tandemrt.engines.text.chat import OWN
 from tandemrt.engines.text.chat_template import ChatTemplate, randomness_in_template
 from tandemrt.engines.text.control_tokens import ControlText, control_tokens
@@ -146,12 +145,12 @@ def load_tokenizer(
     *,
     chat_template: str | None = None,
     delimiters: Sequence[str] = (),
-    reading: SharedWork[Tokenizer] | None = None,
+    read: Callable[[], Tokenizer] | None = None,
 ) -> Tokenizer:
     """Return the tokenizer in ``folder``.
 
     An added token that occurs in one of the ``delimiters`` is a control token, special or not. ``chat_template`` is the
-    path of a template that replaces the tokenizer's own. ``reading`` is ``read_tokenizer`` of the folder, begun before.
+    path of a template that replaces the tokenizer's own. ``read`` does what ``read_tokenizer`` does, begun before.
 
     Raises:
         BadBundle: the tokenizer cannot be opened or does not work.
@@ -159,7 +158,7 @@ def load_tokenizer(
     """
     template = None if chat_template is None else _template_file(chat_template)
     with _usable(folder):
-        files = read_tokenizer(folder) if reading is None else reading.result()
+        files = read_tokenizer(folder) if read is None else read()
         templates = files.chat_templates if template is None else {"default": template}
         tokenizer = Tokenizer(files.backend, files.special_tokens, templates, folder, delimiters)
         require_deterministic(tokenizer)

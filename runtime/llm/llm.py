@@ -359,7 +359,7 @@ def _open(
             bundle.tokenizer_dir,
             chat_template=options.chat_template,
             delimiters=bundle.manifest.delimiter_texts,
-            reading=reading,
+            read=reading.result,
         )
     trim_memory()  # reading both takes twice the memory that they need
     return tokenizer, loop, tower
