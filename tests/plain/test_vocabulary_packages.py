@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.quality import vocabularies
-from tools.quality.vocabularies import FILES, NotFetched, Package, fetch, main
+from tests.vocabularies import packages as vocabularies
+from tests.vocabularies.packages import FILES, NotFetched, Package, fetch, main
 
 
 @pytest.fixture

