@@ -3,19 +3,14 @@
 make real
 """
 
-import json
 import sys
-import time
 from pathlib import Path
 from typing import Annotated, Any
 
-import jsonschema
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.panel import Panel
 
-from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from tandemrt import LLM, SamplingParams, StructuredOutputs
+from tools.demo.shown import answer
 
 SENTENCE = (
     "List these cities with country and population in millions: Paris (France, 2.1), Rome (Italy, 2.8), Madrid "
@@ -44,36 +39,16 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 
-console = Console()
-
 
 def main(bundle: Annotated[Path, typer.Argument(help="The bundle of tools/real/recipe.toml.")]) -> None:
     """Answer twice; the exit code is 1 if the answer is invalid or if speculation changed it."""
+    params = SamplingParams(temperature=0.0, max_tokens=256)
     with LLM(bundle) as llm:
         for window in (None, 0):  # the first run of each kind allocates and compiles
-            ask(llm, window)
-        (drafted, seconds), (plain, autoregressive_seconds) = ask(llm, None), ask(llm, 0)
-    console.print(Panel(escape(SENTENCE), title="SmolLM2-135M-Instruct", title_align="left"))
-    console.print(escape(drafted.text.strip()), highlight=False, soft_wrap=True)
-    jsonschema.validate(json.loads(drafted.text), SCHEMA)
-    same = drafted.token_ids == plain.token_ids
-    console.print(
-        f"valid against its schema; {'same text' if same else 'ANOTHER TEXT'} with speculation off; acceptance length "
-        f"{drafted.speculation.mean_acceptance_length:.2f}; {len(drafted.token_ids)} tokens in {1e3 * seconds:.0f} ms, "
-        f"{1e3 * autoregressive_seconds:.0f} ms without",
-        highlight=False,
-    )
-    sys.exit(not same)
-
-
-def ask(llm: LLM, window: int | None) -> tuple[RequestOutput, float]:
-    """Return the greedy answer and its seconds. ``window``: number of draft tokens, None for that of the bundle."""
-    params = SamplingParams(
-        temperature=0.0, max_tokens=256, num_draft_tokens=window, structured_outputs=StructuredOutputs(json=SCHEMA)
-    )
-    start = time.perf_counter()
-    output = llm.generate([{"role": "user", "content": SENTENCE}], params)
-    return output, time.perf_counter() - start
+            first = {"num_draft_tokens": window, "structured_outputs": StructuredOutputs(json=SCHEMA)}
+            llm.generate([{"role": "user", "content": SENTENCE}], params.model_copy(update=first))
+        good = answer(llm, SENTENCE, SCHEMA, title="SmolLM2-135M-Instruct", params=params)
+    sys.exit(not good)
 
 
 if __name__ == "__main__":
