@@ -8,7 +8,7 @@ from typing import Any
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.runtime.metrics.metrics import Metrics
-from tandemrt.runtime.requests.request import Request, StreamOutput
+from tools.bench.gpu.submitted import SubmittedRequests
 
 WARM = 32  # unmeasured tokens at the start of every request
 
@@ -70,77 +70,37 @@ class Burst:
     def __init__(self, llm: LLM, measured: int) -> None:
         self._llm = llm
         self._measured = measured
-        self._counts: list[int] = []
-        self._tokens = 0  # of all requests
-        self._cold = 0  # requests below WARM tokens
         self._start: tuple[float, Metrics, int] | None = None
         self._result: Measured | None = None
-        self._left = 0
-        self._finished = 0
-        self._forced = 0
-        self._prompt = 0
-        self._ended = threading.Condition()
+        self._prompt = 0  # tokens of a prompt, on average
         self.started = threading.Event()  # all requests are decoding
-        self._error: str | None = None
 
     def run(self, prompts: Sequence[list[int]], params: Sequence[SamplingParams], timeout_s: float = 120) -> Measured:
         """Return the measurement. Raises RuntimeError if requests fail, end too early or take too long."""
-        self._counts = [0] * len(prompts)
-        self._cold = len(prompts)
-        self._left = len(prompts)
         self._prompt = sum(map(len, prompts)) // len(prompts)
-        requests: list[Request] = []
+        sent = SubmittedRequests(self._llm, prompts, params, self._look)
         try:
-            for index, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
-                requests.append(self._llm.submit(prompt, each, self._listener(index)))
-            with self._ended:
-                done = self._ended.wait_for(lambda: self._result or self._error or not self._left, timeout_s)
+            sent.wait(lambda: self._result or sent.ended == len(prompts), timeout_s)
         finally:
-            for request in requests:
-                self._llm.cancel(request)
-            with self._ended:
-                self._ended.wait_for(lambda: not self._left, timeout_s)
+            sent.cancel()
+            sent.wait_at_most(lambda: sent.ended == len(prompts), timeout_s)
         if self._result is None:
-            reason = self._error or (
-                "all requests ended before the measurement" if done else f"no end within {timeout_s} s"
-            )
-            raise RuntimeError(f"burst of {len(prompts)}: {reason}; tokens so far: {self._counts}")
-        return replace(self._result, forced_ends=self._forced)
+            reason = "all requests ended before the measurement"
+            raise RuntimeError(f"burst of {len(prompts)}: {reason}; tokens so far: {sent.counts}")
+        return replace(self._result, forced_ends=sent.forced_ends)
 
-    def _listener(self, index: int) -> Any:
-        def listen(item: StreamOutput) -> None:
-            before, new = self._counts[index], len(item.token_ids)
-            self._counts[index] += new
-            self._tokens += new
-            self._cold -= before < WARM <= before + new
-            if item.output is not None:
-                with self._ended:
-                    self._left -= 1
-                    self._finished += item.output.finish_reason != "cancelled"
-                    self._forced += item.output.forced_ends
-                    if item.output.finish_reason == "error":
-                        self._error = item.output.error
-                    self._ended.notify_all()
-            self._look()
-
-        return listen
-
-    def _look(self) -> None:
+    def _look(self, sent: SubmittedRequests) -> None:
         if self._result is not None:
             return
-        tokens = self._tokens
         if self._start is None:
-            if not self._cold:
-                metrics = self._llm.metrics.copy()
-                self._start = (time.perf_counter(), metrics, tokens)
+            if min(sent.counts) >= WARM:
+                self._start = (time.perf_counter(), self._llm.metrics.copy(), sent.tokens)
                 self.started.set()
             return
         begin, metrics, before = self._start
-        if tokens - before < self._measured * len(self._counts):
-            return
-        seconds = time.perf_counter() - begin
-        context = self._prompt + (before + tokens) / 2 / len(self._counts)
-        since = self._llm.metrics.since(metrics)
-        with self._ended:
-            self._result = Measured(seconds, tokens - before, context, since, self._finished, 0)
-            self._ended.notify_all()
+        tokens = sent.tokens
+        if tokens - before >= self._measured * len(sent.counts):
+            seconds = time.perf_counter() - begin
+            context = self._prompt + (before + tokens) / 2 / len(sent.counts)
+            since = self._llm.metrics.since(metrics)
+            self._result = Measured(seconds, tokens - before, context, since, sent.finished, 0)
