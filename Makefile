@@ -40,7 +40,7 @@ DEMO ?= demo
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
-.PHONY: help demo real serve test test-python test-others test-hybrids test-images test-families test-host-kernels test-real test-vocabularies test-tensorrt test-serve test-clients test-ray test-demo-servers test-gpu gpu test-fast check format bench docs clean
+.PHONY: help demo real serve test test-python test-others test-hybrids test-images test-families test-host-kernels test-arm test-real test-vocabularies test-tensorrt test-serve test-clients test-ray test-demo-servers test-gpu gpu test-fast check format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s  %s\n", $$1, $$2 }' Makefile
@@ -88,6 +88,9 @@ test-families: $(VENV)/.dev ## build a bundle of every model family, in float32 
 
 test-host-kernels: $(VENV)/.dev ## run CUDA kernels of low-bit matmuls, experts and wide heads on a CPU, and compare with definitions
 	$(BIN)/python -m pytest $(PARALLEL) tests/host_kernels
+
+test-arm: $(VENV)/.dev ## compile the C kernels for 64-bit ARM and run them by qemu (packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user)
+	$(BIN)/python -m pytest tests/arm
 
 test-real: $(VENV)/.dev $(VENV)/.real ## test a trained model against transformers
 	$(BIN)/python -m pytest tests/real

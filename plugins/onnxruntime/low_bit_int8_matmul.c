@@ -141,6 +141,18 @@ static void rows_portable(const Call* call, size_t first, size_t last, size_t ro
         for (size_t r = row; r < end; r++) row_portable(call, tile, r);
 }
 
+/* ---- vectors ---- */
+
+#define INLINE __attribute__((always_inline)) static inline
+#define UNROLL _Pragma("GCC unroll 8") /* else arrays of vectors do not stay in registers */
+#define LANES_OF(type, x) ((x) - (type){0})
+
+INLINE uint32_t load_word(const int8_t* at) {
+    uint32_t word;
+    memcpy(&word, at, sizeof(word));
+    return word;
+}
+
 /* ---- x86-64 ---- */
 
 #if defined(__x86_64__) && !defined(PORTABLE)
@@ -196,17 +208,9 @@ AVX2 static void round_row_avx2(const Call* call, size_t row) {
     }
 }
 
-#define INLINE __attribute__((always_inline)) static inline
-#define UNROLL _Pragma("GCC unroll 8") /* else arrays of vectors do not stay in registers */
-#define LANES_OF(type, x) ((x) - (type){0})
 typedef uint32_t Words8 __attribute__((vector_size(32)));
 typedef uint32_t Words16 __attribute__((vector_size(64)));
 
-INLINE uint32_t load_word(const int8_t* at) {
-    uint32_t word;
-    memcpy(&word, at, sizeof(word));
-    return word;
-}
 AVX2 INLINE __m256i load_words(const uint8_t* at) { return _mm256_loadu_si256((const __m256i*)at); }
 AVX2 INLINE __m256i load_table(const uint8_t* at) {
     return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)at));
@@ -241,14 +245,14 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 
 #define NAME(function) function##_avx2
 #define TARGET AVX2
-#define VECTOR_TILES 1
+#define VECTOR_COLUMNS 8
 #define MOST_ROWS 4 /* whose sums fit into the registers */
 #define FLOATS __m256
 #define WORDS Words8
 #define JOIN(type, low, high) ((type)(low))
 #define PREFETCH(at) (void)0
 #define STARTS_AT_MIDDLE 0 /* the sums of 4 bits have too few bits for it */
-#define START(start) (WORDS){0}
+#define START(rounded, sum, bits) (WORDS){0}
 #define LOOK_UP(table, at) ((Words8)_mm256_shuffle_epi8((__m256i)(table), (__m256i)(at)))
 #define ADD_PAIR(sums, low, first, high, second, bits) add_pair(sums, low, first, high, second, bits)
 #define WHOLE(sums, bits) whole(sums, bits)
@@ -258,7 +262,7 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #ifndef NO_AVX512
 #undef NAME
 #undef TARGET
-#undef VECTOR_TILES
+#undef VECTOR_COLUMNS
 #undef MOST_ROWS
 #undef FLOATS
 #undef WORDS
@@ -272,14 +276,14 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #undef MULTIPLY_ADD
 #define NAME(function) function##_avx512
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vnni,fma")))
-#define VECTOR_TILES 2
+#define VECTOR_COLUMNS 16
 #define MOST_ROWS 8
 #define FLOATS __m512
 #define WORDS Words16
 #define JOIN(type, low, high) ((type)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)(low)), (__m256i)(high), 1))
 #define PREFETCH(at) _mm_prefetch(at, _MM_HINT_T1) /* the processor's own prefetches do not follow two tiles */
 #define STARTS_AT_MIDDLE 1
-#define START(start) ((Words16)_mm512_set1_epi32(start))
+#define START(rounded, sum, bits) ((Words16)_mm512_set1_epi32((rounded)->starts[sum]))
 #define LOOK_UP(table, at) ((Words16)_mm512_shuffle_epi8((__m512i)(table), (__m512i)(at)))
 #define DOT(sums, weights, x) _mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(weights), (__m512i)(x))
 #define ADD_PAIR(sums, low, first, high, second, bits) ((Words16)DOT(DOT(sums, low, first), high, second))
@@ -288,6 +292,69 @@ AVX2 INLINE __m256 whole(Words8 sums, int bits) {
 #include "low_bit_int8_rows.h"
 #endif /* NO_AVX512 */
 #endif /* x86-64 */
+
+/* ---- aarch64 ---- */
+
+#if defined(__aarch64__) && !defined(PORTABLE)
+#include <arm_neon.h>
+#ifdef __linux__
+#include <sys/auxv.h>
+#endif
+#ifdef __clang__
+#define DOT_PRODUCTS __attribute__((target("dotprod")))
+#else
+#define DOT_PRODUCTS __attribute__((target("arch=armv8.2-a+dotprod")))
+#endif
+
+static int has_dot_products(void) {
+#ifdef __linux__
+    return getauxval(AT_HWCAP) >> 20 & 1; /* HWCAP_ASIMDDP */
+#else
+    return 1; /* Apple's processors have them */
+#endif
+}
+
+INLINE uint32x4_t load_words(const uint8_t* at) { return vreinterpretq_u32_u8(vld1q_u8(at)); }
+INLINE uint32x4_t load_table(const uint8_t* at) { return load_words(at); }
+INLINE float32x4_t load_floats(const float* at) { return vld1q_f32(at); }
+INLINE float32x4_t bytes_as_floats(const uint8_t* at) {
+    const uint8x8_t four = vcreate_u8(load_word((const int8_t*)at));
+    return vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(four))));
+}
+INLINE float32x4_t integers_as_floats(const int8_t* at) {
+    const int8x8_t four = vcreate_s8(load_word(at));
+    return vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(four))));
+}
+/* Add the products of a step's next eight inputs. 8 bits count from their middle here, and START adds it back. */
+DOT_PRODUCTS INLINE uint32x4_t add_dots(uint32x4_t sums, uint32x4_t low, uint32x4_t first, uint32x4_t high,
+                                        uint32x4_t second, int bits) {
+    const uint32_t middle = bits == 8 ? 0x80808080 : 0;
+    const int8x16_t lower = vreinterpretq_s8_u32(low ^ middle), upper = vreinterpretq_s8_u32(high ^ middle);
+    int32x4_t all = vdotq_s32(vreinterpretq_s32_u32(sums), lower, vreinterpretq_s8_u32(first));
+    all = vdotq_s32(all, upper, vreinterpretq_s8_u32(second));
+    return vreinterpretq_u32_s32(all);
+}
+INLINE uint32x4_t start_of(const Rounded* rounded, size_t sum, int bits) {
+    const int32_t middles = bits == 8 ? (int32_t)(MIDDLE(bits) * rounded->sums[sum]) : 0;
+    return vreinterpretq_u32_s32(vdupq_n_s32(rounded->starts[sum] + middles));
+}
+
+#define NAME(function) function##_neon
+#define TARGET DOT_PRODUCTS
+#define VECTOR_COLUMNS 4
+#define MOST_ROWS 8
+#define FLOATS float32x4_t
+#define WORDS uint32x4_t
+#define JOIN(type, low, high) (low)
+#define PREFETCH(at) __builtin_prefetch(at)
+#define STARTS_AT_MIDDLE 1
+#define START(rounded, sum, bits) start_of(rounded, sum, bits)
+#define LOOK_UP(table, at) vreinterpretq_u32_u8(vqtbl1q_u8(vreinterpretq_u8_u32(table), vreinterpretq_u8_u32(at)))
+#define ADD_PAIR(sums, low, first, high, second, bits) add_dots(sums, low, first, high, second, bits)
+#define WHOLE(sums, bits) vcvtq_f32_s32(vreinterpretq_s32_u32(sums))
+#define MULTIPLY_ADD(a, b, c) vfmaq_f32(c, a, b)
+#include "low_bit_int8_rows.h"
+#endif /* aarch64 */
 
 typedef struct {
     OrtApi api;
@@ -392,6 +459,8 @@ static OrtStatus* init(OrtApi api, const void* info, void* made) {
             kernel->multiply = rows_avx512;
 #endif
     }
+#elif defined(__aarch64__) && !defined(PORTABLE)
+    if (has_dot_products()) kernel->multiply = rows_neon;
 #endif
     TRY(read_integer(api, info, "bits", &kernel->bits));
     TRY(read_integer(api, info, "group_size", &kernel->group_size));

@@ -1,21 +1,26 @@
 /* Rows of low_bit_int8_matmul, compiled for each kind of processor. low_bit_int8_matmul.c defines what differs: NAME,
- * TARGET, VECTOR_TILES, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, STARTS_AT_MIDDLE, START, LOOK_UP, ADD_PAIR, WHOLE
+ * TARGET, VECTOR_COLUMNS, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, STARTS_AT_MIDDLE, START, LOOK_UP, ADD_PAIR, WHOLE
  * and MULTIPLY_ADD. All kinds give the same bits. */
 
-/* Compute ``rows`` rows of VECTOR_TILES tiles of weights of ``bits`` bits, which choose among the entries of a table if
- * ``by_table``; all are constants. A tile that is missing computes the first one again. */
-TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const int rows, const int bits,
+#define VECTOR_TILES (VECTOR_COLUMNS > COLUMNS ? VECTOR_COLUMNS / COLUMNS : 1)
+
+/* Compute ``rows`` rows of VECTOR_COLUMNS outputs of weights of ``bits`` bits, from output ``column`` of a tile on. The
+ * weights choose among the entries of a table if ``by_table``. ``rows``, ``bits`` and ``by_table`` are constants. A
+ * tile that is missing computes the first one again. */
+TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t column, size_t row, const int rows, const int bits,
                                const int by_table) {
     const int wide = by_table ? 8 : bits; /* of an integer that is multiplied */
     const WORDS entries = by_table ? JOIN(WORDS, load_table(call->table), load_table(call->table)) : (WORDS){0};
     const size_t steps = call->steps, bytes = steps * STEP_BYTES(bits), parts = PARTS(bits), pairs = 4 / parts;
     const size_t values = call->groups * COLUMNS, outer_values = call->scales_of_output * COLUMNS;
-    const size_t left = call->width - tile * COLUMNS, next = left > COLUMNS;
-    const uint8_t *weight = call->weight + tile * bytes, *zeros = call->zeros ? call->zeros + tile * values : NULL;
-    const float* scales = call->scales + tile * outer_values;
-    const float* offsets = call->offsets ? call->offsets + tile * outer_values : NULL;
-    const int8_t* subscales = call->subscales ? call->subscales + tile * values : NULL;
-    const int8_t* suboffsets = call->suboffsets ? call->suboffsets + tile * values : NULL;
+    const size_t left = call->width - tile * COLUMNS - column, next = left > COLUMNS;
+    const size_t at_values = tile * values + column, at_outer = tile * outer_values + column;
+    const uint8_t* weight = call->weight + tile * bytes + 4 * column;
+    const uint8_t* zeros = call->zeros ? call->zeros + at_values : NULL;
+    const float* scales = call->scales + at_outer;
+    const float* offsets = call->offsets ? call->offsets + at_outer : NULL;
+    const int8_t* subscales = call->subscales ? call->subscales + at_values : NULL;
+    const int8_t* suboffsets = call->suboffsets ? call->suboffsets + at_values : NULL;
     const Rounded* x = call->rounded + row * steps;
     FLOATS sums[MOST_ROWS], outer_scale = {0}, outer_offset = {0}, scale = {0}, offset = {0};
     FLOATS middle = LANES_OF(FLOATS, offsets ? 0.0f : -MIDDLE(wide));
@@ -35,7 +40,7 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
             const size_t inputs = SUM_OF(parts, part);
             WORDS exact[MOST_ROWS];
             UNROLL
-            for (int r = 0; r < rows; r++) exact[r] = START(x[(size_t)r * steps].starts[inputs]);
+            for (int r = 0; r < rows; r++) exact[r] = START(x + (size_t)r * steps, inputs, wide);
             if (bits == 5 || bits == 6) {
                 const uint8_t* at = weight + 128 + 32 * part;
                 plane = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
@@ -108,9 +113,9 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
     }
     UNROLL
     for (int r = 0; r < rows; r++) {
-        float* out = call->out + (row + (size_t)r) * call->width + tile * COLUMNS;
+        float* out = call->out + (row + (size_t)r) * call->width + tile * COLUMNS + column;
         const FLOATS all = sums[r];
-        if (left >= VECTOR_TILES * COLUMNS) {
+        if (left >= VECTOR_COLUMNS) {
             memcpy(out, &all, sizeof(all));
         } else {
             memcpy(out, &all, left * sizeof(float));
@@ -119,26 +124,29 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t row, const 
 }
 
 #define CASE(rows) \
-    case rows: NAME(block)(call, tile, r, rows, bits, by_table); break;
+    case rows: NAME(block)(call, tile, column, r, rows, bits, by_table); break;
 
 TARGET INLINE void NAME(blocks)(const Call* call, size_t first, size_t last, size_t row, size_t end, const int bits,
                                 const int by_table) {
-    for (size_t tile = first; tile < last; tile += VECTOR_TILES)
-        for (size_t r = row, blocks = count_of(end - row, MOST_ROWS), rows; blocks; blocks--, r += rows) {
-            rows = count_of(end - r, blocks); /* blocks of about equal size */
-            switch (rows) {
-                CASE(1)
-                CASE(2)
-                CASE(3)
-                CASE(4)
+    for (size_t tile = first; tile < last; tile += VECTOR_TILES) {
+        const size_t left = call->width - tile * COLUMNS;
+        for (size_t column = 0; column < COLUMNS && column < left; column += VECTOR_COLUMNS)
+            for (size_t r = row, blocks = count_of(end - row, MOST_ROWS), rows; blocks; blocks--, r += rows) {
+                rows = count_of(end - r, blocks); /* blocks of about equal size */
+                switch (rows) {
+                    CASE(1)
+                    CASE(2)
+                    CASE(3)
+                    CASE(4)
 #if MOST_ROWS == 8
-                CASE(5)
-                CASE(6)
-                CASE(7)
-                CASE(8)
+                    CASE(5)
+                    CASE(6)
+                    CASE(7)
+                    CASE(8)
 #endif
+                }
             }
-        }
+    }
 }
 #undef CASE
 
@@ -154,3 +162,4 @@ TARGET static void NAME(rows)(const Call* call, size_t first, size_t last, size_
         case 8: NAME(blocks)(call, first, last, row, end, 8, 0); break;
     }
 }
+#undef VECTOR_TILES
