@@ -148,7 +148,7 @@ static inline Part part_of(size_t item, size_t tiles, size_t tiles_at_once, size
     return (Part){first, last < tiles ? last : tiles, row, end < rows ? end : rows};
 }
 
-#define MOST_INPUTS 7
+#define MOST_INPUTS 8
 enum { ANY_TYPE = 0, FLOAT = 1, UINT8 = 2, INT8 = 3, INT64 = 7 };
 
 /* An operator of this library, on the CPU, with outputs in float32. onnxruntime sees its first member alone. */
