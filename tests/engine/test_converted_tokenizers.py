@@ -4,6 +4,7 @@ import base64
 import importlib.util
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import tiktoken
 from tandemrt.engines.text.tokenizer import read_tokenizer
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read import converted_tokenizer
-from tandemrt.export.read.original_tokenizers import find_original
+from tandemrt.export.read.original_tokenizers import FORMATS, find_original
 from tandemrt.export.read.tokenizer import CheckpointTokenizer
 from tandemrt.export.read.tokenizer_class import TEXTS
 
@@ -173,3 +174,9 @@ def test_a_folder_with_tokenizer_json_has_no_original_to_convert(tmp_path: Path)
     assert find_original(folder) is not None
     (folder / "tokenizer.json").write_text("{}")
     assert find_original(folder) is None
+
+
+def test_a_conversion_that_writes_no_tokenizer_is_rejected(tmp_path: Path) -> None:
+    form = replace(FORMATS[0], convert=lambda *_: None)
+    with pytest.raises(BadCheckpoint, match=r"without writing tokenizer\.json; save one by hand"):
+        converted_tokenizer._convert(tmp_path / "tokenizer.model", form, tmp_path)

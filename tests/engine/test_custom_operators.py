@@ -17,6 +17,7 @@ from tandemrt.export.model import activation, grouped_attention
 from tandemrt.export.passes import residual_norms
 from tandemrt.plugins.implementations import launcher
 from tandemrt.plugins.onnxruntime import custom_operators
+from tandemrt.plugins.onnxruntime.compiler import compile_library
 from tandemrt.plugins.operators.launch import Context
 from tests.engine.implementation_cases import KINDS, Case, allocated, cases, hold
 from tests.engine.quantized import texts_with_and_without_speculation
@@ -137,6 +138,15 @@ def test_a_compiler_that_fails_is_reported(
     assert custom_operators.library() is None
     assert "cannot be compiled by" in caplog.text
     assert not [*cache_folder.iterdir()]
+
+
+def test_the_end_of_a_compilers_message_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    program = tmp_path / "cc"
+    program.write_text(f"#!/bin/sh\necho {'warning ' * 99} the reason >&2\nexit 1\n")
+    program.chmod(0o755)
+    assert compile_library(str(program), [program], tmp_path / "library.so", []) is None
+    assert caplog.text.rstrip().endswith("the reason")
+    assert len(caplog.messages[0]) < 400 + len(str(program))
 
 
 @pytest.mark.parametrize(("dtype", "operator", "otherwise"), BUILT)

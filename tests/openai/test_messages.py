@@ -80,7 +80,10 @@ def test_system_stop_sequences_and_sampling_parameters_have_their_effect(claude:
     )
     message: Any = claude.messages.create(
         model="demo",
-        system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
+        system=[
+            {"type": "text", "text": "Be "},
+            {"type": "text", "text": "brief.", "cache_control": {"type": "ephemeral"}},
+        ],
         messages=[{"role": "user", "content": [{"type": "text", "text": "Two "}, {"type": "text", "text": "boxes."}]}],
         stop_sequences=["e"],
         thinking={"type": "enabled", "budget_tokens": 3},

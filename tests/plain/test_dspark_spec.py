@@ -30,6 +30,12 @@ def test_a_block_may_skip_sampling_from_its_anchor() -> None:
     assert read(HEAD.config() | {"sample_from_anchor": False}).max_draft_tokens == 6
 
 
+def test_a_head_without_a_type_is_vanilla() -> None:
+    config = HEAD.config()
+    del config["markov_head_type"]
+    assert read(config).markov_head_type == "vanilla"
+
+
 def test_fields_of_confidence_heads_and_training_are_ignored() -> None:
     other = {"enable_confidence_head": False, "confidence_head_with_markov": False, "num_anchors": 3}
     assert read(HEAD.config() | other) == read(HEAD.config())

@@ -8,7 +8,7 @@ import pytest
 
 from tandemrt.runtime.metrics.histogram import Histogram
 from tandemrt.runtime.metrics.metrics import Metrics
-from tandemrt.runtime.metrics.names import vllm_counters
+from tandemrt.runtime.metrics.names import counters, vllm_counters
 
 
 @pytest.fixture
@@ -95,3 +95,7 @@ def test_a_counter_by_vllms_name_has_the_value_of_ours() -> None:
         ("vllm:request_success_total", "length"): 8,
         ("vllm:prompt_tokens_total",): 9,
     }
+
+
+def test_counters_begin_at_zero() -> None:
+    assert not any(value for _, value in [*counters(Metrics()), *vllm_counters(Metrics())])

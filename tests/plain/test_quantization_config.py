@@ -8,6 +8,7 @@ import pytest
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.quantization.config import read_quantization
+from tandemrt.export.read.quantization.gguf import GGUF_TYPES, gguf_section, read_gguf_section
 from tandemrt.export.read.quantization.kv_cache import cache_scales
 from tandemrt.export.read.quantization.scheme import FULL_DIM, Quantization, Scheme
 
@@ -344,3 +345,10 @@ def test_a_bitsandbytes_config_needs_no_method_and_may_have_a_threshold() -> Non
 
 def test_a_cache_without_scales_stores_keys_and_values_as_they_are() -> None:
     assert cache_scales({}, "model.layers.0.self_attn") == (1.0, 1.0)
+
+
+def test_each_type_of_a_gguf_file_has_the_groups_of_its_format() -> None:
+    module = "model.layers.0.mlp.up_proj"
+    groups = {kind: read_gguf_section(gguf_section({kind: [module]}), "config.json") for kind in GGUF_TYPES}
+    sizes = {kind: quantization.scheme(module).group_shape for kind, quantization in groups.items()}
+    assert sizes == {kind: (1, 16 if kind == "Q6_K" else 32) for kind in GGUF_TYPES}

@@ -137,6 +137,14 @@ def test_a_call_past_its_deadline_is_not_begun_and_ends_no_process(pool) -> None
     assert submit(one, os.getpid).result(PATIENCE_S) == pid
 
 
+def test_the_error_of_a_call_keeps_nothing_of_it(pool) -> None:
+    """The frames of a traceback would keep its arguments as long as a caller keeps the error."""
+    late = pool().submit(UNNAMED, "work", PATIENCE_S, len, "abc", deadline=time.monotonic())
+    error = late.exception(PATIENCE_S)
+    assert isinstance(error, BadRequest)
+    assert error.__traceback__ is None
+
+
 def test_a_killed_worker_fails_its_call_and_the_next_call_succeeds(pool) -> None:
     one = pool()
     with pytest.raises(ProcessLost, match=r"ended \(signal SIGKILL\); send it again"):

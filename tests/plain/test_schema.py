@@ -312,10 +312,14 @@ def test_a_value_that_is_no_schema_is_rejected(schema):
         ({"properties": {"a": {"minLength": -1}}}, "#/properties/a/minLength"),
         ({"enum": 1}, "#/enum"),
         ({"type": "array", "prefixItems": {}}, "#/prefixItems"),
+        (
+            {"$ref": "#/else/more/1", "else": {"more": [0, {"properties": {"a": {"type": 5}}}]}},
+            "#/else/more/1/properties/a/type",
+        ),
     ],
 )
 def test_an_invalid_schema_is_rejected_with_its_path(schema, place):
-    with pytest.raises(BadRequest, match=f"not a JSON schema at {place}"):
+    with pytest.raises(BadRequest, match=f"not a JSON schema at {place}:"):
         enforceable(schema)
 
 
@@ -466,6 +470,17 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
             ["a"],
         ),
         ({"properties": {"p/q~": {"$id": "http://x/t.json", "type": "integer"}}}, [{"p/q~": 1}], [{"p/q~": "a"}]),
+        (  # a place that is no schema of its own, in a resource with other definitions
+            {
+                "$defs": {
+                    "i": {"type": "string"},
+                    "t": {"$id": "http://x/t.json", "$defs": {"i": INTEGER}, "other": [{"$ref": "#/$defs/i"}]},
+                },
+                "$ref": "#/$defs/t/other/0",
+            },
+            [1],
+            ["a"],
+        ),
         (
             {"properties": {"next": {"$ref": "#"}, "v": INTEGER}, "type": "object"},
             [{"next": {"next": {"v": 1}}}],

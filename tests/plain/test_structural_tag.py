@@ -7,6 +7,7 @@ import re
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import permutations
 from typing import Any, get_args
 
 import jsonschema
@@ -302,6 +303,16 @@ def test_fast_forward_tokens_stop_before_a_control_token() -> None:
         (
             triggered(tag("<a>", {"type": "regex", "pattern": "a+"}, "a"), triggers=("<a>",)),
             "no text fits an expression",
+        ),
+        *(
+            (
+                {
+                    "type": "sequence",
+                    "elements": [{"type": "or", "elements": either}, {"type": "const_string", "value": "1"}],
+                },
+                "must not begin with one of",
+            )
+            for either in permutations([content({"type": "string"}), content({"type": "integer"})])
         ),
         (CALLS | {"excludes": ["<too"]}, "no text fits .* a trigger with its exclusions"),
         (triggered(tag(f"x{TOOL}", WORD), triggers=(f"x{TOOL}",)), "must be the beginning of a trigger"),
