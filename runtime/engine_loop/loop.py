@@ -22,6 +22,7 @@ A round also processes prompt tokens that are not cached (RoundPlanner). If no r
 
 import logging
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -110,6 +111,7 @@ class EngineLoop:
         self._last: VerifiedRound | None = None  # verified on the device, not committed by the host
         self._runs_ahead = not device_of(streams.device).on_host  # a step enqueues work and returns
         self._prompts_in_flight = False  # whether the last step has enqueued a round that nothing waits for
+        self._prompt_tokens = 0  # of the last step
         self._served = False  # whether a request was in a slot during the last step
         self._commit_share = 0.0  # of the time of recent steps
 
@@ -120,11 +122,11 @@ class EngineLoop:
 
     def step(self) -> None:
         """Run one round and commit the round before it."""
-        if self._runs_ahead and self._last is None and not self._prompts_in_flight:  # the device is idle
-            self.scheduler.gather(self.planner.chunk)
-            with self.scheduler.arrivals.preparing():
-                self._step()
-        else:
+        idle = self._runs_ahead and self._last is None and not self._prompts_in_flight
+        if idle or (self._runs_ahead and 2 * self._prompt_tokens >= self.planner.chunk):
+            # Admitting prompts for another call takes less time than the call that keeps the device busy.
+            self.scheduler.gather(self.planner.chunk - self.slots.missing_tokens)
+        with self.scheduler.arrivals.preparing() if idle else nullcontext():
             self._step()
 
     def _step(self) -> None:
@@ -151,6 +153,7 @@ class EngineLoop:
         else:
             self._timeline.pause()
         self._prompts_in_flight = round_.has_work and self._last is None
+        self._prompt_tokens = self.metrics.prefilled - prefilled
         if self.idle:  # rounds of the warm-up may follow, which use free slots
             self._flush_slots()
 

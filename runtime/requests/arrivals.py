@@ -1,8 +1,9 @@
-"""Bursts of requests: their prompts share the first call of an idle device, which no other thread delays.
+"""Bursts of requests: their prompts share the first calls of an idle device, and no other thread delays the first.
 
 Prompts of a burst are admitted one after another. If the loop began with the first one, its call would process that
 prompt alone. It would also wait for the interpreter at each of its calls into the device, about 0.4 ms each, while
-other threads admit the other prompts, and the device would wait with it.
+other threads admit the other prompts, and the device would wait with it. While the device is busy with a large call of
+prompts, the next call can wait for the rest of the burst, instead of taking the few prompts that are there.
 """
 
 import threading

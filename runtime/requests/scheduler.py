@@ -125,7 +125,7 @@ class Scheduler:
             due = [each for each in self._waiting if each.ready or (each.constraints_ready and each.leader in leading)]
             ordered = islice(chain(self._preempted, self._fair_queue.order(due, begun)), slots.free)
             self._joining = [each for each in ordered if each.ready]
-        missing = sum(running.prefill_end - running.prefilled for running in slots if running.prefilling)
+        missing = slots.missing_tokens
         for queued in self._joining:
             if missing >= prompt_tokens:
                 break

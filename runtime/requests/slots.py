@@ -116,6 +116,11 @@ class Slots:
         """Number of free slots."""
         return self.count - len(self._running)
 
+    @property
+    def missing_tokens(self) -> int:
+        """Number of prompt tokens that requests in slots have to prefill."""
+        return sum(each.prefill_end - each.prefilled for each in self._running.values() if each.prefilling)
+
     def __len__(self) -> int:
         """Number of requests in slots."""
         return len(self._running)

@@ -373,6 +373,26 @@ def test_a_burst_shares_the_first_round_of_an_idle_device(runs_ahead: bool) -> N
     assert len(loop.slots) == (2 if runs_ahead else 1)
 
 
+@pytest.mark.parametrize("prompt_tokens", [CHUNK, CHUNK // 2 - 1])
+def test_while_a_large_call_runs_the_next_one_waits_for_the_rest_of_a_burst(prompt_tokens: int) -> None:
+    """The device would be idle after a small call, so nothing waits there."""
+    target: Any = FakeTarget()
+    scheduler = Scheduler(SLOTS, SLOTS)
+    scheduler.arrivals = Arrivals(gather_s=PATIENCE_S, pause_s=PATIENCE_S)
+    loop = make_loop(target, FakeDrafter(), scheduler, Streams(CPU), Metrics(accepted=[0] * WINDOW), overlap=True)
+    loop._runs_ahead = True
+    scheduler.submit(make_queued(prompt=[0] * (prompt_tokens + 1)), block=False)
+    loop.step()
+    with ThreadPoolExecutor(1) as executor:
+        with scheduler.arrivals.admitting():
+            step = executor.submit(loop.step)
+            if prompt_tokens < CHUNK:
+                step.result(PATIENCE_S)
+            scheduler.submit(make_queued(), block=False)
+        step.result(PATIENCE_S)
+    assert len(loop.slots) == (2 if prompt_tokens == CHUNK else 1)
+
+
 @pytest.mark.parametrize(("max_length", "verified"), [(None, WINDOW), (4, 2), (3, 1), (2, 0)])
 def test_drafts_beyond_the_length_of_the_draft_are_not_verified(max_length: int | None, verified: int) -> None:
     target: Any = FakeTarget()
