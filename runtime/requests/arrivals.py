@@ -14,6 +14,7 @@ from contextlib import contextmanager
 GATHER_S = 0.01  # the loop waits so long at most, once per burst: prompts of 1,000 tokens take 0.3 ms each
 PAUSE_S = 0.002  # and so long at most for the next request: a slow admission delays no other request for longer
 GIVE_WAY_S = 0.005  # threads that admit wait so long at most; the loop prepares a round in 2 to 4 ms
+_FIRST_POLL_S = 0.00005  # a lone request is queued shortly before its admission ends
 _POLL_S = 0.0003  # each poll takes the interpreter from a thread that admits
 
 
@@ -45,7 +46,7 @@ class Arrivals:
 
     def gather(self, queued: Callable[[], int], enough: int) -> None:
         """Wait while other threads admit requests and ``queued()`` grows, up to ``enough``, for a bounded time."""
-        count, begun = -1, time.monotonic()
+        count, begun, poll_s = -1, time.monotonic(), _FIRST_POLL_S
         grown = begun
         while self._admitting:
             now, last = time.monotonic(), count
@@ -54,7 +55,8 @@ class Arrivals:
             grown = now if count > last else grown
             if now - grown > self._pause_s:
                 return
-            time.sleep(_POLL_S)
+            time.sleep(poll_s)
+            poll_s = _POLL_S
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
