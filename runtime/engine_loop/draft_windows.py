@@ -168,11 +168,14 @@ class DraftWindowPlanner:
         return max(0.0, token) * (1 + self.missed_cost * missed)
 
     def _captured(self, batch: int, steps: Sequence[int]) -> Sequence[int]:
-        """Return those of ``steps`` that the next round may use. A shape without graphs is captured when it occurs."""
+        """Return those of ``steps`` that the next round may use. A shape without graphs is captured when it occurs.
+
+        The first, which drafts nothing, is always one of them, because useless drafts must be able to end.
+        """
         if batch not in self.uncaptured:
             return steps
         rounds = self._uncaptured_rounds[batch] = self._uncaptured_rounds.get(batch, 0) + 1
-        return [*steps[:-1][: rounds // _ROUNDS_PER_CAPTURE], steps[-1]]
+        return [*steps[:-1][: 1 + rounds // _ROUNDS_PER_CAPTURE], steps[-1]]
 
     def usual(self, requests: int) -> list[int]:
         """Return the windows that ``choose`` may return where requests set none, without fast-forward tokens."""

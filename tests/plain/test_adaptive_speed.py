@@ -137,6 +137,19 @@ def test_at_any_acceptance_adaptive_windows_never_lose_to_autoregressive_decodin
     assert reached >= (0.95 if on_cpu else 0.97) * best_fixed(costs, chances)
 
 
+@pytest.mark.parametrize(
+    ("where", "length"), [(("gpt-oss-20b", 1), 1.0), (("gpt-oss-20b", 16), 1.0), (("H200", 1), 4.5)]
+)
+def test_windows_without_graphs_lose_nothing_to_autoregressive_decoding(where: tuple[str, int], length: float) -> None:
+    """Graphs of shorter windows are captured one at a time, long after useless drafts have ended."""
+    costs, rows, chances = MEASURED[where], where[1], [ACCEPTANCE[length]] * MOST
+    windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False)
+    windows.uncaptured = {rows}
+    reached = simulated_rounds.speed(windows, rows, costs, chances, rounds=ROUNDS_OF[rows])
+    assert reached >= 0.99 * costs[0]
+    assert reached >= 0.97 * best_fixed(costs, chances)
+
+
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_adaptive_windows_are_nearly_as_fast_as_the_best_fixed_window(rounds: str, drafts: str) -> None:
