@@ -23,6 +23,7 @@ ARCHITECTURES = {
     "qwen2moe": gguf.MODEL_ARCH.QWEN2MOE,
     "qwen3moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gpt-oss": gguf.MODEL_ARCH.GPT_OSS,
+    "deepseek2": gguf.MODEL_ARCH.DEEPSEEK2,
     "olmoe": gguf.MODEL_ARCH.OLMOE,
     "granite": gguf.MODEL_ARCH.GRANITE,
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
@@ -68,7 +69,8 @@ def write_gguf(
     for key, value in keys.items():
         getattr(writer, f"add_{key}")(value)
     _add_tokenizer(writer, checkpoint, config["vocab_size"], pre, names_eos="eos_token_id" not in keys)
-    values = _add_tensors(writer, checkpoint, name, kind, kinds or {}, heads, kv_heads)
+    latent = config["qk_nope_head_dim"] if "key_length_mla" in keys else 0
+    values = _add_tensors(writer, checkpoint, name, kind, kinds or {}, heads, kv_heads, latent)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -84,19 +86,20 @@ def _add_tensors(
     kinds: Mapping[str, str],
     heads: int,
     kv_heads: int,
+    latent: int,
 ) -> dict[str, np.ndarray]:
     values = {key: tensor.float().numpy() for key, tensor in load_file(checkpoint / "model.safetensors").items()}
     layers = 1 + max(int(key.split(".")[2]) for key in values if ".layers." in key)
     names = gguf.get_tensor_name_map(ARCHITECTURES[name], layers)
     counts = {"q_proj": heads, "k_proj": kv_heads} if name in _PERMUTED else {}
-    for key, parts in _stored(values, counts):
+    for key, parts in _stored(values, counts, heads, latent):
         quantized = gguf.GGMLQuantizationType[kinds.get(key, kind)]
         stored_name = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert stored_name is not None, key
         if stored_name.endswith("attn_sinks"):
             stored_name += ".weight"
-        stored = np.stack(parts) if ".mlp.experts." in key else parts[0]
-        stored = stored.reshape(-1, stored.shape[-1]) if ".experts." not in key and stored.ndim > 2 else stored
+        stored = np.stack(parts) if len(parts) > 1 else parts[0]
+        stored = stored.reshape(-1, stored.shape[-1]) if len(parts) == 1 and stored.ndim > 2 else stored
         if quantized != gguf.GGMLQuantizationType.F32 and stored.ndim > 1 and _is_quantized(key, kinds):
             data = quantized_rows(stored.reshape(-1, stored.shape[-1]), quantized)
             back = gguf.quants.dequantize(data, quantized).reshape(len(parts), *parts[0].shape)
@@ -115,10 +118,13 @@ def _is_quantized(key: str, kinds: Mapping[str, str]) -> bool:
     return (".layers." in key and not router and not biases) or key in kinds
 
 
-def _stored(tensors: dict[str, np.ndarray], counts: Mapping[str, int]) -> Iterator[tuple[str, Sequence[np.ndarray]]]:
-    """Yield the name that the converter knows, and views of the checkpoint's values: one per expert in stacks.
+def _stored(
+    tensors: dict[str, np.ndarray], counts: Mapping[str, int], heads: int, latent: int
+) -> Iterator[tuple[str, Sequence[np.ndarray]]]:
+    """Yield the name that the converter knows, and views of the checkpoint's values: one per expert or head in stacks.
 
-    ``counts``: the number of heads by the last names of modules whose rows the file has in another order.
+    ``counts``: the number of heads by the last names of modules whose rows the file has in another order. ``latent``:
+    the width of keys that are made of latent vectors, where the file splits them off from values; else 0.
     """
     stacks: dict[str, list[np.ndarray]] = {}
     for key, array in sorted(tensors.items(), key=lambda item: [int(each) for each in re.findall(r"\d+", item[0])]):
@@ -126,6 +132,12 @@ def _stored(tensors: dict[str, np.ndarray], counts: Mapping[str, int]) -> Iterat
         if (expert := _EXPERT.fullmatch(key)) is not None:
             part = _OF_MIXTRAL.get(expert[3], expert[3])
             stacks.setdefault(f"{expert[1]}.mlp.experts.{part}.weight", []).append(array)
+        elif latent and module.endswith(".kv_b_proj"):
+            by_head = array.reshape(heads, -1, array.shape[-1])
+            yield key.replace("kv_b", "k_b"), [each[:latent].T for each in by_head]
+            yield key.replace("kv_b", "v_b"), [each[latent:] for each in by_head]
+        elif kind == "e_score_correction_bias":
+            yield f"{module}.e_score_correction.bias", [array]
         elif kind in ("gate_up_proj", "gate_up_proj_bias"):  # gpt-oss: outputs are last, and alternate
             suffix = "weight" if array.ndim > 2 else "bias"
             for at, part in enumerate(("gate_proj", "up_proj")):

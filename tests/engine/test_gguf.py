@@ -30,6 +30,21 @@ from tests.makers import tiny_checkpoint
 
 LENGTH = 30
 _EXPERTS = {"rope_freq_base": 500.0, "expert_count": 6, "expert_used_count": 3}
+_LATENT = {
+    "rope_freq_base": 500.0,
+    "kv_lora_rank": 512,
+    "rope_dimension_count": 64,
+    "leading_dense_block_count": 1,
+    "expert_count": 8,
+    "expert_used_count": 3,
+    "expert_shared_count": 2,
+    "expert_feed_forward_length": 24,
+    "expert_weights_scale": 2.5,
+    "rope_scaling_type": gguf.RopeScalingType.YARN,
+    "rope_scaling_factor": 4.0,
+    "rope_scaling_orig_ctx_len": 20,
+    "rope_scaling_yarn_log_mul": 0.0707,
+}
 _GRANITE = {"attention_scale": 0.1, "embedding_scale": 12.0, "residual_scale": 0.22, "logit_scale": 8.0}
 # Case of the decoder tests -> its GGUF name and further keys.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,6 +66,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         | {"rope_scaling_yarn_beta_fast": 32.0, "rope_scaling_yarn_beta_slow": 1.0},
     ),
     "olmoe": ("olmoe", _EXPERTS),
+    "deepseek_v2 lite": (
+        "deepseek2",
+        _LATENT | {"expert_gating_func": gguf.ExpertGatingFuncType.SOFTMAX, "key_length": 88, "value_length": 20},
+    ),
+    "deepseek_v3": (
+        "deepseek2",
+        _LATENT
+        | {"expert_gating_func": gguf.ExpertGatingFuncType.SIGMOID, "expert_weights_norm": True, "q_lora_rank": 20}
+        | {"key_length": 576, "value_length": 512, "key_length_mla": 88, "value_length_mla": 20, "head_count_kv": 1}
+        | {"expert_group_count": 4, "expert_group_used_count": 2, "rope_scaling_yarn_log_mul": 0.1},
+    ),
     "granitemoeshared": ("granitemoe", _EXPERTS | _GRANITE | {"expert_shared_feed_forward_length": 24}),
     "gemma2": (
         "gemma2",
@@ -274,6 +300,7 @@ def test_a_file_is_a_model_name_and_speculation_changes_no_text(
         ("mamba", None, "general.architecture should be one of llama, .*, it is 'mamba'"),
         ("llama", "add_expert_shared_count", "keys that are not read: 'llama.expert_shared_count'"),
         ("llama", "add_value_length", "llama.attention.value_length should be 16"),
+        ("deepseek2", None, "attention.key_length should be a number, it is 'wide'"),
     ],
 )
 def test_unsupported_files_are_rejected_by_name(tmp_path: Path, name: str, key: str | None, message: str) -> None:
@@ -281,6 +308,8 @@ def test_unsupported_files_are_rejected_by_name(tmp_path: Path, name: str, key: 
     writer.add_block_count(1)
     writer.add_embedding_length(64)
     writer.add_head_count(4)
+    if name == "deepseek2":
+        writer.add_string("deepseek2.attention.key_length", "wide")
     if key is not None:
         getattr(writer, key)(3)
     writer.write_header_to_file()

@@ -46,7 +46,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for role, kind, layers in (("target", "Q4_K", 2), ("draft", "Q6_K", 1)):
         checkpoint = tiny_checkpoint(folder / f"{role}-hf", layers=layers, hidden=256, head_dim=64, seed=1)
         kinds = {f"model.layers.{layer}.mlp.down_proj.weight": "Q6_K" for layer in range(layers)} | {HEAD: "Q6_K"}
-        write_gguf(checkpoint, folder / f"{role}.gguf", "qwen3", kind, kinds=kinds, rope_freq_base=10_000.0)
+        write_gguf(
+            checkpoint, folder / f"{role}.gguf", "qwen3", kind, kinds=kinds, pre="qwen2", rope_freq_base=10_000.0
+        )
     return {role: folder / f"{role}.gguf" for role in ("target", "draft")}
 
 

@@ -33,7 +33,7 @@ class _Split:
 
 
 _SPLITS = {  # by tokenizer.ggml.pre
-    "llama-bpe": _Split(rf"{_LETTERS}|\p{{N}}{{1,3}}|{_AFTER_LETTERS}"),
+    **dict.fromkeys(("llama-bpe", "glm4", "chatglm-bpe"), _Split(rf"{_LETTERS}|\p{{N}}{{1,3}}|{_AFTER_LETTERS}")),
     "qwen2": _Split(rf"{_LETTERS}|\p{{N}}|{_AFTER_LETTERS}", composes=True),
     "gpt-4o": _Split(rf"{_WORDS[0]}{_ENDING}|{_WORDS[1]}{_ENDING}|\p{{N}}{{1,3}}|{_AFTER_WORDS}"),  # gpt-oss
     "tekken": _Split(rf"{'|'.join(_WORDS)}|\p{{N}}|{_AFTER_WORDS}"),  # Mistral

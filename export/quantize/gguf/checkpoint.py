@@ -12,6 +12,7 @@ import numpy as np
 from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped, quoted
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, GgufFamily, gguf_family
+from tandemrt.export.quantize.gguf.latent import joined_keys_and_values
 from tandemrt.export.quantize.gguf.special_tokens import special_tokens
 from tandemrt.export.quantize.gguf.split import parts_of
 from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
@@ -120,7 +121,7 @@ def read_gguf(file: Path, kept: KeptTypes = ALL_KEPT) -> GgufModel:
             )
     if kept.alike and len({tensor.tensor_type for tensor in tensors.values() if len(tensor.shape) == _STACKED}) > 1:
         kept = replace(kept, experts=frozenset())
-    entries: list[Entry] = []
+    entries = list(joined_keys_and_values(tensors))
     in_file: dict[str, StoredTensor] = {}
     modules: dict[str, list[str]] = {}
     for tensor in tensors.values():
@@ -200,7 +201,12 @@ def _checkpoint_name(file: Path, tensor: Any, family: GgufFamily) -> str:
 
 
 def _is_kept(tensor: Any, kept: KeptTypes) -> bool:
-    """Whether a tensor stays packed: of a matmul or of all experts in a layer, or of the embedding or the head."""
+    """Whether a tensor stays packed: of a matmul or of all experts in a layer, or of the embedding or the head.
+
+    Latent attention reads floats of keys and values.
+    """
+    if tensor.name.endswith(".attn_kv_b.weight"):
+        return False
     outside = {"token_embd.weight": kept.embedding, "output.weight": kept.head}
     names = {2: kept.names, _STACKED: kept.experts}.get(len(tensor.shape), frozenset())
     fits = int(tensor.shape[1]) % kept.outputs == 0 if names else False

@@ -4,10 +4,11 @@ Source: llama.cpp's converter from Hugging Face checkpoints, and ggml's docs/ggu
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
+from tandemrt.export.quantize.gguf.latent import latent_fields, sharpened
 
 Metadata = dict[str, Any]
 _NORMS_AROUND = {
@@ -32,7 +33,8 @@ _LAYER = {
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
 }
-_WITHOUT_KIND = ("self_attn.sinks",)  # modules whose only tensor has the name of the module
+# Modules whose only tensor has the name of the module
+_WITHOUT_KIND = ("self_attn.sinks", "mlp.gate.e_score_correction_bias")
 _OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 FREQUENCIES = "rope_freqs.weight"  # factors of the rotary frequencies, for all layers
 # GGUF key after the name of the family -> field of config.json.
@@ -73,7 +75,8 @@ class GgufFamily:
 
     ``modules`` and ``keys``: names of modules and metadata keys that other families do not have, or that stand for
     something else there. ``norm_offset``: norm weights have 1 added. ``implied``: fields of config.json that the
-    family implies. ``further`` returns those that depend on fields that the file states.
+    family implies. ``taken`` takes keys that need more than a name, and returns their fields. ``further`` returns
+    fields that depend on those that the file states.
     """
 
     architecture: str
@@ -82,6 +85,7 @@ class GgufFamily:
     permuted: bool = False
     norm_offset: bool = False
     implied: Mapping[str, Any] = field(default_factory=dict)
+    taken: Callable[[Metadata], dict[str, Any]] = lambda _own: {}
     further: Callable[[dict[str, Any]], dict[str, Any]] = lambda _config: {}
 
     def name_of(self, name: str) -> str | None:
@@ -101,6 +105,7 @@ class GgufFamily:
         """Return config.json for the metadata of the family ``name``. Raises BadCheckpoint for an unknown key."""
         own = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
         config: dict[str, Any] = {"architectures": [self.architecture], "tie_word_embeddings": tied}
+        config |= self.taken(own)
         config |= {to: own.pop(key) for key, to in (_KEYS | dict(self.keys)).items() if key in own}
         config.setdefault("vocab_size", vocab)
         heads = config.get("num_attention_heads")
@@ -160,12 +165,45 @@ def _shared_expert(name: str) -> dict[str, str]:
 
 
 def gguf_family(metadata: Metadata) -> GgufFamily | None:
-    """Return the family of a file; None: it is not read. Mixtral has the GGUF name of Llama."""
-    name = metadata.get("general.architecture")
-    return _MIXTRAL if name == "llama" and "llama.expert_count" in metadata else GGUF_FAMILIES.get(str(name))
+    """Return the family of a file; None: it is not read.
+
+    Mixtral has the GGUF name of Llama, DeepSeek-V3 and GLM-4.7-Flash that of DeepSeek-V2.
+    """
+    name = str(metadata.get("general.architecture"))
+    if name == "llama" and "llama.expert_count" in metadata:
+        return _MIXTRAL
+    sigmoid = metadata.get(f"{name}.expert_gating_func") == _SIGMOID
+    return _DEEPSEEK_V3 if name == "deepseek2" and sigmoid else GGUF_FAMILIES.get(name)
 
 
 _MIXTRAL = GgufFamily("MixtralForCausalLM", keys={"expert_count": "num_local_experts"}, permuted=True)
+_SIGMOID = 2  # of expert_gating_func
+_DEEPSEEK_V2 = GgufFamily(
+    "DeepseekV2ForCausalLM",
+    {
+        **_shared_expert("shared_experts"),
+        "attn_q_a": "self_attn.q_a_proj",
+        "attn_q_a_norm": "self_attn.q_a_layernorm",
+        "attn_q_b": "self_attn.q_b_proj",
+        "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+        "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+        "attn_kv_b": "self_attn.kv_b_proj",
+        "exp_probs_b": "mlp.gate.e_score_correction_bias",
+    },
+    {
+        "attention.kv_lora_rank": "kv_lora_rank",
+        "expert_count": "n_routed_experts",
+        "expert_shared_count": "n_shared_experts",
+        "expert_weights_norm": "norm_topk_prob",
+        "expert_weights_scale": "routed_scaling_factor",
+        "leading_dense_block_count": "first_k_dense_replace",
+    },
+    taken=latent_fields,
+    further=lambda config: (
+        sharpened(config) | {"topk_method": "group_limited_greedy" if config["n_group"] > 1 else "greedy"}
+    ),
+)
+_DEEPSEEK_V3 = replace(_DEEPSEEK_V2, architecture="DeepseekV3ForCausalLM", further=sharpened)
 GGUF_FAMILIES: Mapping[str, GgufFamily] = {
     "llama": GgufFamily("LlamaForCausalLM", permuted=True),
     "qwen2": GgufFamily("Qwen2ForCausalLM"),
@@ -191,6 +229,7 @@ GGUF_FAMILIES: Mapping[str, GgufFamily] = {
         {"expert_count": "num_local_experts", "expert_shared_feed_forward_length": "shared_intermediate_size"},
         permuted=True,
     ),
+    "deepseek2": _DEEPSEEK_V2,
     "gemma2": GgufFamily("Gemma2ForCausalLM", _NORMS_AROUND, norm_offset=True, further=_gemma(46)),
     "gemma3": GgufFamily("Gemma3ForCausalLM", _NORMS_AROUND, norm_offset=True, further=_gemma(62)),
 }
