@@ -237,6 +237,13 @@ def test_tiles_by_shape_are_those_of_transformers(size: tuple[int, int]) -> None
     assert [(tile.rows, tile.columns) for tile in tiles] == [(32, 32)] * (rows * columns if rows * columns > 1 else 0)
 
 
+@pytest.mark.parametrize("entry", [TILED, BY_SHAPE])
+def test_an_image_of_low_detail_is_not_cut(entry: VisionEntry) -> None:
+    image = Pillow.new("RGB", (1600, 1200))
+    parts, whole = (reader(entry).read(ImageSource(image, low=low), lambda *_: None) for low in (False, True))
+    assert len(parts) > len(whole) == 1
+
+
 def test_tiles_by_shape_have_the_pixels_of_an_antialiased_resize() -> None:
     colours = np.random.default_rng(1).integers(0, 256, (100, 140, 3), dtype=np.uint8)
     image = Pillow.fromarray(colours).resize((1400, 1000))
