@@ -2,8 +2,7 @@
 
 Usual rounds have every shape of engines/contract/calls.py, with and without filters. Rounds with other draft windows,
 with the rejection rule or with adjusted logits are captured when they first occur. Calls with prompts run once in every
-size, so that engines choose kernels and allocate memory; they are captured when their shape occurs again. Small ones,
-and those of a round in which all slots decode, have occurred twice afterwards.
+size, so that engines choose kernels and allocate memory; small ones are captured when their shape occurs again.
 
 A start need not wait for more than rounds with the largest draft windows, and the largest call with prompts, which
 allocates most memory. A request that needs a shape of the rest earlier waits for it.
@@ -66,11 +65,6 @@ def _rest(loop: EngineLoop, first: Collection[calls.Shape], *, adaptive: bool) -
                 loop.target.verify(round_, None)
         _wait(loop)
         yield
-    for tokens, prompts in _full_calls(loop) if adaptive else ():
-        for _ in range(2):  # the second time, it is captured
-            _run_packed(loop, loop.slots.count, tokens, prompts)
-            _wait(loop)
-            yield
     for batch in sorted(_adaptive(loop)) if adaptive else ():
         for window in loop.draft_windows.usual(batch) if loop.draft_windows.calibrates else ():
             _calibrate(loop, batch, window)
@@ -186,20 +180,6 @@ def _prompt_calls(loop: EngineLoop) -> list[tuple[int, int, int]]:
     ]
     small = [size for size in sizes if query < size <= min(budget, _CAPTURED_TOKENS)]
     return prompt_calls + [(1, size - query, 1) for size in small for _ in range(2)]
-
-
-def _full_calls(loop: EngineLoop) -> list[tuple[int, int]]:
-    """Return tokens and number of the prompts in calls in which all slots have draft windows, the largest first.
-
-    A full server runs them all the time: a request joins as soon as another one ends. Eager calls are slowest there,
-    because many threads wait for the interpreter.
-    """
-    if not loop.target.layout.packed:
-        return []
-    windows = loop.slots.count * (loop.draft_windows.largest + 1)
-    sizes = calls.packed_sizes(min(loop.planner.chunk, loop.planner.chunk_while_decoding))
-    tokens = [size - windows for size in reversed(sizes) if size > windows]
-    return [(count, prompts) for prompts in (1, 4) for count in tokens if prompts <= min(count, loop.slots.count)]
 
 
 def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int, *, window: int | None = None) -> None:

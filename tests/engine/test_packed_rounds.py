@@ -239,21 +239,6 @@ def test_warm_up_runs_prompts_of_every_size_and_leaves_no_trace(llm: LLM, alone:
     assert {round_.window_tokens for round_ in rounds} <= scored
 
 
-def test_the_rest_of_the_warm_up_runs_twice_what_a_full_server_runs_with_a_prompt(llm: LLM) -> None:
-    """The second time, such a call becomes a graph."""
-    rounds = rounds_of(llm)
-    llm._loop_thread.prepare(partial(capture, llm.loop))
-    assert llm.loop.idle  # ``loop`` waits for the rest
-    warm = [(round_.shape, round_.window_tokens) for round_ in rounds]
-    rounds.clear()
-    long, short = ASKED[-2][0], [1]
-    params = [SamplingParams(max_tokens=tokens, ignore_eos=True) for tokens in (60, 60, 60, 3, 2)]
-    llm.generate([short, short, short, short, long], params)
-    full = [round_ for round_ in rounds if round_.prompts != NO_PROMPTS and len(round_.rows) == SLOTS]
-    assert full
-    assert {warm.count((round_.shape, round_.window_tokens)) for round_ in full} == {2}
-
-
 @pytest.mark.parametrize(
     ("prefill_chunk", "message"),
     [
