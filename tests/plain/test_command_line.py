@@ -24,7 +24,7 @@ from tandemrt.engines.options.command_options import (
     SPECULATION,
 )
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.engines.validation.errors import BadBundle, BadRequest
 from tandemrt.runtime.cli.arguments import read_prompts
 
 
@@ -230,3 +230,11 @@ def test_errors_of_the_system_say_what_to_do_and_bugs_stay_tracebacks(
         cli.main()
     printed = capsys.readouterr().err
     assert (advice is None and printed == "") or (str(error) in printed and str(advice) in printed)
+
+
+@pytest.mark.parametrize(("temperature", "refused"), [("0.1", True), ("0", False)])
+def test_texts_that_may_differ_are_not_compared(temperature: str, refused: bool) -> None:
+    command = ["run", "/absent/bundle", "x", "--compare", "--rule", "rejection", "--temperature", temperature]
+    answer = CliRunner().invoke(app, command)
+    assert isinstance(answer.exception, BadRequest if refused else BadBundle)
+    assert ("--compare: the rejection rule" in str(answer.exception)) is refused

@@ -385,6 +385,7 @@ def test_max_tokens_may_end_a_request_inside_a_forced_end(max_tokens):
     state = constraint(thinking=rule(budget=1, forced_end=(PHRASE, END, TAIL)), prompt=[THINK], max_tokens=max_tokens)
     commit = state.commit([A, PHRASE, END, TAIL, B][:max_tokens])
     assert (commit.finish, len(commit.kept)) == ("length", max_tokens)
+    assert state.forced_end_spans == [range(1, max_tokens)]
 
 
 # Delimiters of several tokens.
