@@ -103,6 +103,10 @@ def test_a_model_that_is_being_built_or_read_is_not_removed(run, cache: Path) ->
     assert run("models", "rm", "tiny-aa1")[0] == 0
 
 
+def test_places_whose_names_differ_after_a_point_have_different_locks(tmp_path: Path) -> None:
+    assert builder_lock(tmp_path / "qwen3-0.6b") != builder_lock(tmp_path / "qwen3-0.8b")
+
+
 def test_the_next_build_removes_what_an_interrupted_removal_left(cache: Path) -> None:
     place = add(cache, "tiny-aa1")
     place.rename(leftover := place.with_name(".tiny-aa1.building-removed"))
