@@ -108,12 +108,12 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
     recipe = resolve_checkpoints(recipe, clock.begin, compiling.progress)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
-        tower, unread = open_tower(recipe, models[0])
+        tower, tower_notes = open_tower(recipe, models[0])
         if tower is not None:
             models = (tower.read_by(models[0]), *models[1:])
             require_support(models[0], recipe)
         vocabulary = models[0].vocabulary
-        splits = [f"target: {note}" for note in vocabulary.notes(models[0].source.config)]
+        vocabulary_notes = [f"target: {note}" for note in vocabulary.notes(models[0].source.config)]
         stop_ids = vocabulary.stop_ids(models[0].checkpoint.config)
         delimiters = vocabulary.delimiters(recipe.reasoning, stop_ids) if recipe.reasoning else None
     with staged(out) as folder, ExitStack() as reading:
@@ -123,7 +123,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
             tower = None if tower is None else tower.placed(folder / VISION)
-        models, notes = _quantize(models, folder, clock, compiling.progress)
+        models, notes = _write_weights(models, folder, clock, compiling.progress)
         notes += tuple(f"{m.role}: {note}" for m in models for note in m.cache_notes())
         if isinstance(models[-1], DraftHead) and models[-1].borrowed:
             with clock.step("Copy the tensors that the draft shares with its target"):
@@ -168,11 +168,11 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             ranks=tuple(ranks),
             kernels=kernels,
             files=files,
-            provenance=collect(recipe=recipe.digest, checkpoints=_sources(models, files)),
+            provenance=collect(recipe=recipe.digest, checkpoints=_checkpoint_digests(models, files)),
             vision=None if tower is None else tower.spec.entry,
         )
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
-    return BuildReport(out, manifest, tuple(clock.steps), (*splits, *unread, *notes), rewrites)
+    return BuildReport(out, manifest, tuple(clock.steps), (*vocabulary_notes, *tower_notes, *notes), rewrites)
 
 
 @dataclass
@@ -209,7 +209,7 @@ def _place_sources(models: Models, folder: Path) -> None:
             shutil.copyfile(file, copy)
 
 
-def _quantize(
+def _write_weights(
     models: Models, folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
 ) -> tuple[Models, tuple[str, ...]]:
     """Write the weights in the dtypes of the recipe into ``folder``; return the models and notes, one line each."""
@@ -266,7 +266,7 @@ def _files(folder: Path) -> dict[str, File]:
     }
 
 
-def _sources(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
+def _checkpoint_digests(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
     # The digest covers config and weights. Files placed in the bundle have been hashed already.
     sources: dict[EngineName, str] = {}
     for model in models:

@@ -58,7 +58,7 @@ class TextLookup:
         shortest: int,
         longest: int,
         *,
-        beside_model: bool = False,
+        with_drafter: bool = False,
         rejection: bool = True,
         cost: Callable[[Round, int], float] = lambda _round, _window: 1.0,
         draft_cost: Callable[[Round, int], float] = lambda _round, _tokens: 0.0,
@@ -66,13 +66,13 @@ class TextLookup:
         """
         Args:
             shortest, longest: see CopySource.
-            beside_model: whether there is a drafter.
+            with_drafter: whether there is a drafter.
             rejection: whether requests under the rejection rule copy too.
             cost: of a round that scores so many drafted tokens per row; only ratios are used.
             draft_cost: of so many tokens of the drafter per row, in the same unit; 0 if ``cost`` includes it.
         """
         self._sizes = shortest, longest
-        self._beside_model = beside_model
+        self._with_drafter = with_drafter
         self._rejection = rejection
         self._cost = cost
         self._draft_cost = draft_cost
@@ -98,7 +98,7 @@ class TextLookup:
         """See Lookup.promises. A text under the rejection rule must not depend on other requests or the clock."""
         if self._rejection and Rule.REJECTION in round_.rules:
             return True
-        widening = self._cost(round_, round_.window) / self._cost(round_, round_.num_proposed * self._beside_model)
+        widening = self._cost(round_, round_.window) / self._cost(round_, round_.num_proposed * self._with_drafter)
         least = (1 + wait) * widening
         rows = list(round_.rows.values())
         return self._gain(round_, rows[:_SAMPLE]) > least and (len(rows) <= _SAMPLE or self._gain(round_, rows) > least)
@@ -107,7 +107,7 @@ class TextLookup:
         """See Lookup.copies."""
         outlooks = {slot: self._outlook(round_, running) for slot, running in round_.rows.items()}
         copies = {slot: outlook.window() for slot, outlook in outlooks.items() if outlook.copies}
-        needs_drafter = self._beside_model and replace(round_, copied=copies).needs_drafter
+        needs_drafter = self._with_drafter and replace(round_, copied=copies).needs_drafter
         if Rule.REJECTION in round_.rules or (needs_drafter and proposed):
             return copies
         window, speed = self._best_window(round_, outlooks.values())
@@ -137,7 +137,7 @@ class TextLookup:
 
     def _accepted(self, running: RunningRequest, proposed: int) -> float:
         """Return how many tokens may be accepted of those that the drafter proposes."""
-        if not self._beside_model or proposed < 1:
+        if not self._with_drafter or proposed < 1:
             return 0.0
         for accepted, drafted in self._observed.pop(running, ()):
             self._acceptance.setdefault(running, Acceptance()).observe(accepted, drafted)

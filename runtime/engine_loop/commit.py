@@ -32,7 +32,7 @@ class Committer:
         metrics: Metrics,
         lookup: Lookup | None = None,
     ) -> None:
-        """``lookup``: the one beside a draft model."""
+        """``lookup``: learns which of its copies are accepted, where a drafter could draft instead."""
         self._buffers = buffers
         self._slots = slots
         self._lookup = lookup

@@ -95,10 +95,8 @@ class EngineLoop:
         listeners += [] if lookup is None else [lookup]
         self.slots = Slots(slots, cache_manager, listeners, num_draft_tokens=draft_windows.largest, slack=slack)
         self._timeline = timeline
-        beside_model = lookup if drafter.window else None
-        self._committer = Committer(
-            target.buffers, self.slots, scheduler.validations, draft_windows, metrics, beside_model
-        )
+        observed = lookup if drafter.window else None
+        self._committer = Committer(target.buffers, self.slots, scheduler.validations, draft_windows, metrics, observed)
         self._preemption = Preemption(self.slots, scheduler, drafter, self._committer.end, metrics)
         self._verify_inputs = VerifyInputWriter(
             target.buffers, streams, self._committer.end, metrics, drafter.max_length

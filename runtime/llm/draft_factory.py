@@ -11,7 +11,7 @@ from tandemrt.runtime.engine_loop.drafter import Drafter
 from tandemrt.runtime.llm.draft_parts import DraftParts
 from tandemrt.runtime.requests.round import Round
 
-_SIZES_BESIDE_MODEL = (3, 32)  # fewest and most tokens that a match compares
+_SIZES_WITH_DRAFTER = (3, 32)  # fewest and most tokens that a match compares
 _ROW_COST_ON_HOST = (
     0.2  # of a scored token, in rounds without any: 0.14 and 0.25 for models of 0.5 and 1.5 billion weights
 )
@@ -53,7 +53,7 @@ def make_lookup(parts: DraftParts, option: bool | None, costs: RoundCosts) -> Te
         return TextLookup(entry.ngram_min, entry.ngram_max, cost=cost_on_host if on_host else cost)
     if not entry.engines or option is False:
         return None
-    lookup = partial(TextLookup, *_SIZES_BESIDE_MODEL, beside_model=True, rejection=bool(option))
+    lookup = partial(TextLookup, *_SIZES_WITH_DRAFTER, with_drafter=True, rejection=bool(option))
     if not on_host:
         return lookup(cost=cost)
     weights = _weights(parts, "draft") / _weights(parts, "target")

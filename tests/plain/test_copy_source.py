@@ -122,7 +122,7 @@ def test_copies_continue_after_fast_forward_tokens() -> None:
 
 
 def test_a_drafter_drafts_where_its_drafts_are_accepted_more_often() -> None:
-    lookup, running = TextLookup(1, 2, beside_model=True), make_running(prompt=[1, 2, 3, 1])
+    lookup, running = TextLookup(1, 2, with_drafter=True), make_running(prompt=[1, 2, 3, 1])
     lookup.join(running)
     round_ = Round({0: running}, 1, 4, needs_probs=False, rules=frozenset(), num_proposed=4)
     for rounds, accepted, copying in ((5, 4, False), (20, 0, True)):
@@ -152,7 +152,7 @@ def model_round(chances_of_copies: int, *, proposed: bool, step_cost: float) -> 
     lookup = TextLookup(
         1,
         32,
-        beside_model=True,
+        with_drafter=True,
         cost=lambda round_, window: 1 + 0.1 * round_.batch * window,
         draft_cost=lambda _, tokens: step_cost * tokens,
     )
@@ -185,7 +185,7 @@ def test_the_target_waits_only_for_copies_that_promise_more_than_the_wait(
     wait: float, window_cost: float, accepted: int, worth: bool
 ) -> None:
     """Or more than a wider window costs, or than the drafter's tokens promise."""
-    lookup = TextLookup(1, 32, beside_model=True, cost=lambda _, window: window_cost if window == 4 else 1.0)
+    lookup = TextLookup(1, 32, with_drafter=True, cost=lambda _, window: window_cost if window == 4 else 1.0)
     running = make_running(prompt=[1, 2, 3, 4] * 20)
     lookup.join(running)
     for _ in range(40):
