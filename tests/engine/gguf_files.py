@@ -164,8 +164,8 @@ def _stored(
 
 # Type -> places of its float16 scales in a block, and the largest value of what each multiplies.
 _SCALES = {
-    "Q4_K": {0: 15 * 63, 2: 63},
-    "Q5_K": {0: 31 * 63, 2: 63},
+    "Q4_K": {0: 7.5 * 63, 2: 63},
+    "Q5_K": {0: 15.5 * 63, 2: 63},
     "Q6_K": {208: 32 * 127},
     "IQ4_NL": {0: 127},
     "IQ4_XS": {0: 32 * 127},
@@ -179,8 +179,13 @@ def quantized_rows(matrix: np.ndarray, kind: gguf.GGMLQuantizationType) -> np.nd
         return data
     rng, (inputs, nbytes) = np.random.default_rng(matrix.size), gguf.GGML_QUANT_SIZES[kind]
     blocks = rng.integers(0, 256, (len(matrix), matrix.shape[1] // inputs, nbytes), dtype=np.uint8)
+    if kind.name in ("Q4_K", "Q5_K"):  # minima near the scales, so that values are around zero
+        blocks[:, :, 8:12] = blocks[:, :, 4:8] ^ 1
+        low = blocks[:, :, 12:16] & 15
+        blocks[:, :, 12:16] = low | (low ^ 1) << 4
+    sizes = rng.uniform(0.5, 1, blocks.shape[:2])
     for at, most in _SCALES[kind.name].items():
-        scales = 3 * matrix.std() / most * rng.uniform(0.5, 1, blocks.shape[:2])
+        scales = 3 * matrix.std() / most * sizes
         blocks[:, :, at : at + 2] = scales.astype("<f2").view(np.uint8).reshape(*blocks.shape[:2], 2)
     return blocks.reshape(len(matrix), -1)
 
