@@ -141,8 +141,8 @@ class RuntimeOptions(Section):
     lookup: bool | None = Field(
         default=None,
         description="copy drafts from a request's own text where this promises more accepted tokens than the draft "
-        "model, or more per time; no text changes; default: on, but not for requests under the rejection rule, whose "
-        "texts depend on drafts",
+        "model, or more per time; no text changes; default: on for a CPU, but not for requests under the rejection "
+        "rule, whose texts depend on drafts",
     )
     overlap: bool | None = Field(
         default=None,

@@ -34,7 +34,10 @@ class RoundCosts:
     work make all windows slower by about the same time, their level, which rounds are observed for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, token_cost: float | None = None) -> None:
+        """``token_cost``: of a drafted token, relative to a round without drafts; None: rounds are timed to know it."""
+        self._token_cost = DEFAULT_TOKEN_COST if token_cost is None else token_cost
+        self._times_first = token_cost is None
         self._seconds: dict[int, dict[int, float]] = {}
         self._timings: dict[int, dict[int, _Timing]] = {}
         self._rounds: dict[int, int] = {}  # by rows
@@ -47,7 +50,7 @@ class RoundCosts:
         window that looked expensive once would otherwise never be used again. Others follow from these until they are
         used.
         """
-        if batch in self._levels:
+        if batch in self._levels or not self._times_first:
             return None
         now = self._rounds[batch] = self._rounds.get(batch, 0) + 1
         for window in windows:
@@ -104,7 +107,7 @@ class RoundCosts:
         shorter = max((each for each in known if each <= window), default=None)
         longer = min((each for each in known if each >= window), default=None)
         if shorter is None and longer is None:
-            return 1 + DEFAULT_TOKEN_COST * window
+            return 1 + self._token_cost * window
         level = self._levels.get(batch, 0.0)
         if longer is None and len(known) >= 2:
             before, last = sorted(known)[-2:]
@@ -113,7 +116,7 @@ class RoundCosts:
         if shorter is None or longer is None:
             nearest = longer if shorter is None else shorter
             assert nearest is not None
-            return known[nearest] * (1 + DEFAULT_TOKEN_COST * window) / (1 + DEFAULT_TOKEN_COST * nearest)
+            return known[nearest] * (1 + self._token_cost * window) / (1 + self._token_cost * nearest)
         if shorter == longer:
             return known[shorter] + level
         return known[shorter] + (known[longer] - known[shorter]) * (window - shorter) / (longer - shorter) + level

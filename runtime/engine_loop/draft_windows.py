@@ -46,6 +46,7 @@ class DraftWindowPlanner:
         adaptive: bool = False,
         calibrates: bool = True,
         missed_cost: float = 0.0,
+        token_cost: float | None = None,
     ) -> None:
         """
         Args:
@@ -56,6 +57,7 @@ class DraftWindowPlanner:
             adaptive: whether rounds draft fewer tokens, or none, where that is faster.
             calibrates: whether rounds without texts cost what others do, in proportion.
             missed_cost: see the class.
+            token_cost: see RoundCosts.
 
         Raises BadRequest for a window outside 0..limit, or a table without an entry for one request.
         """
@@ -66,7 +68,7 @@ class DraftWindowPlanner:
         self.largest = max(table.values())
         self.fast_forward = fast_forward
         self.mask_drafts = mask_drafts
-        self.costs = RoundCosts()
+        self.costs = RoundCosts(token_cost)
         self.calibrates = calibrates
         self.missed_cost = missed_cost
         self.uncaptured: set[int] = set()

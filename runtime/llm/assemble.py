@@ -26,6 +26,7 @@ from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.target import TargetRunner
 from tandemrt.runtime.llm.draft_factory import make_drafter, make_lookup
 from tandemrt.runtime.llm.draft_parts import DraftParts
+from tandemrt.runtime.llm.host_costs import HostCosts
 from tandemrt.runtime.llm.memory import require_memory
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
@@ -53,6 +54,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         adaptive=_adapts(bundle, options, device),
         calibrates=not _has_experts(bundle),  # all tokens of rounds without texts choose the same experts
         missed_cost=_MISSED_COST_ON_HOST if device_of(device).on_host else 0.0,
+        token_cost=_token_cost(bundle, device),
     )
     require_implied(bundle.manifest)
     require_memory(bundle, options, device)
@@ -161,14 +163,17 @@ def _device(bundle: Bundle, device: str | None) -> torch.device:
 
 
 def _adapts(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> bool:
-    """Whether draft windows adapt: by default on a GPU, if texts do not depend on them to the last bit.
-
-    A CPU writes few texts, which would pay for the timing of rounds.
-    """
+    """Whether draft windows adapt: by default on a GPU, if texts do not depend on them to the last bit."""
     if options.adaptive_draft_tokens is not None:
         return options.adaptive_draft_tokens
     exact = not device_of(device).on_host and bundle.engine("target").batch_invariant
     return exact and options.num_draft_tokens is None and bool(bundle.draft.engines)
+
+
+def _token_cost(bundle: Bundle, device: torch.device) -> float | None:
+    """Return the cost of a drafted token on a CPU, which times no rounds to know it: texts are often few and short."""
+    window = bundle.limits.num_draft_tokens
+    return HostCosts.of(bundle).token(window) if window and device_of(device).on_host else None
 
 
 def _has_experts(bundle: Bundle) -> bool:

@@ -18,7 +18,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.engine_loop import loop
-from tandemrt.runtime.llm import draft_factory
+from tandemrt.runtime.llm import host_costs
 from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
 from tests.engine.draft_kinds import KINDS, SIZES, Target
@@ -129,7 +129,7 @@ def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> No
 def test_copies_change_no_token_beside_a_draft_model(
     model_bundles: dict[str, Path], form: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_factory, "_ROW_COST_ON_HOST", 0.0)  # copies are not cut
+    monkeypatch.setattr(host_costs, "_ROW", 0.0)  # copies are not cut
     asked = [*REQUESTS, *ALL]
     prompts, params = [prompt for prompt, _ in asked], [SamplingParams(**each) for _, each in asked]
     with LLM(model_bundles[form], device="cpu", threads=1, num_draft_tokens=0) as llm:

@@ -25,7 +25,7 @@ from tandemrt.export.bundle.build import build
 from tandemrt.runtime.cli.calibrate import SCALES, acceptance_lengths
 from tandemrt.runtime.grammars.compiler import GrammarCompiler
 from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceGrammar, LLGuidanceMatcher
-from tandemrt.runtime.llm import draft_factory
+from tandemrt.runtime.llm import host_costs
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.workers.clients import Client
@@ -254,7 +254,7 @@ def test_a_draft_that_lags_catches_up_from_where_its_own_request_stood_and_not_t
 def test_where_nothing_is_found_to_draft_nothing_counts_as_drafted(
     ngram_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_factory, "_ROW_COST_ON_HOST", 0.0)  # copies of one request are not cut for the other
+    monkeypatch.setattr(host_costs, "_ROW", 0.0)  # copies of one request are not cut for the other
     with LLM(ngram_bundle, threads=1) as llm:
         output = llm.generate([1, 2, 3, 4, 5], SamplingParams(max_tokens=2, ignore_eos=True))
         assert (llm.metrics.drafted, llm.metrics.evaluated, llm.metrics.steps) == (0, 0, 0)

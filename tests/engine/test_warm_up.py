@@ -11,6 +11,7 @@ import pytest
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.engine_loop.capture import capture
+from tandemrt.runtime.engine_loop.costs import RoundCosts
 from tandemrt.runtime.llm.warmup import warm_up
 from tandemrt.runtime.requests.round import Round
 from tests.waiting import PATIENCE_S, eventually
@@ -106,7 +107,7 @@ def test_rounds_without_texts_are_timed_only_where_they_cost_what_others_do(
     """All tokens of such rounds would choose the same experts."""
     with LLM(tiny_bundle, threads=1, adaptive_draft_tokens=True) as llm:
         windows = llm.loop.draft_windows
-        windows.calibrates = calibrates
+        windows.calibrates, windows.costs = calibrates, RoundCosts()  # of a GPU
         list(capture(llm.loop))
         assert not windows.uncaptured
         assert windows.costs.due(4, [0, 8]) == (None if calibrates else 0)

@@ -47,7 +47,7 @@ def test_a_round_uses_the_draft_window_of_its_number_of_requests(tiny_bundle: Pa
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_draft_catches_up_after_rounds_without_drafts(twins: Path, overlap: bool) -> None:
-    with LLM(twins, threads=1, num_draft_tokens={1: 4, 2: 0}, overlap=overlap) as llm:
+    with LLM(twins, threads=1, num_draft_tokens={1: 4, 2: 0}, overlap=overlap, lookup=False) as llm:
         prompts = ["first", "other"]
         for lengths in ((70, 20), (70, 33), (80, 51)):
             params = [SamplingParams(temperature=0.0, max_tokens=n, ignore_eos=True) for n in lengths]

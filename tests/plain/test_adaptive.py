@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tandemrt.runtime.engine_loop.costs import DEFAULT_TOKEN_COST, RoundCosts
 from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
+from tandemrt.runtime.llm.host_costs import HostCosts
 from tandemrt.runtime.requests.acceptance import DECAY, MAX_TRIED, PRIOR, PRIOR_WEIGHT, Acceptance, best_window
 from tandemrt.runtime.requests.request import Finish
 from tests.plain.requests import make_running
@@ -175,6 +176,27 @@ def test_every_window_is_timed_first_and_again_after_many_rounds_without_it() ->
     assert costs.due(2, windows) == 0  # other rows
     costs.calibrate(2, 0, 0.01)
     assert costs.due(2, windows) is None
+
+
+def test_where_the_cost_of_a_token_is_known_no_round_is_timed_for_it() -> None:
+    costs = RoundCosts(token_cost=0.5)
+    assert costs.due(1, [0, 1, 4]) is None
+    assert costs.estimate(1, 4) == 3 * costs.estimate(1, 0)
+    for _ in range(2):
+        costs.observe(1, 4, 6.0)
+    assert costs.estimate(1, 0) == 2.0
+    assert costs.due(1, [0, 1, 4]) is None
+
+
+@pytest.mark.parametrize(("at_once", "fourth"), [(False, 0.5), (True, 0.1)])
+def test_costs_on_a_cpu_follow_from_the_sizes_of_weights(at_once: bool, fourth: float) -> None:
+    """A draft of half the target's weights: a call per token, or a call with a row per token."""
+    costs = HostCosts(0.5, at_once)
+    plain = costs.scoring(1, 0)
+    assert costs.drafting(1, 1) == 0.5 * plain
+    assert costs.drafting(1, 4) - costs.drafting(1, 3) == pytest.approx(fourth * (1 if at_once else plain))
+    rounds = costs.scoring(1, 4) + costs.drafting(1, 4)
+    assert plain * (1 + 4 * costs.token(4)) == pytest.approx(rounds)
 
 
 def test_a_requested_round_that_is_not_timed_is_requested_again() -> None:
