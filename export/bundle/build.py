@@ -25,7 +25,7 @@ from tandemrt.engines.bundle.manifest import (
     Manifest,
 )
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, DraftEntry
-from tandemrt.engines.parallel.threads import map_in_threads
+from tandemrt.engines.parallel.threads import begun, map_in_threads
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.text.tokenizer import open_tokenizer
@@ -153,7 +153,9 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             with clock.step(f"Compile {file.name}.cu for {', '.join(file.compute_capabilities)}"):
                 kernels |= compile_into(folder, file)
         with clock.step("Take the digest of every file"):
+            unplaced = begun(partial(_unplaced_digests, models))
             files = _files(folder)
+            checkpoints = _checkpoint_digests(models, files, unplaced.result())
         manifest = Manifest(
             manifest_version=VERSION,
             name=recipe.name,
@@ -168,7 +170,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             ranks=tuple(ranks),
             kernels=kernels,
             files=files,
-            provenance=collect(recipe=recipe.digest, checkpoints=_checkpoint_digests(models, files)),
+            provenance=collect(recipe=recipe.digest, checkpoints=checkpoints),
             vision=None if tower is None else tower.spec.entry,
         )
         (folder / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
@@ -266,18 +268,33 @@ def _files(folder: Path) -> dict[str, File]:
     }
 
 
-def _checkpoint_digests(models: Models, files: dict[str, File]) -> dict[EngineName, str]:
+def _checkpoint_digests(models: Models, files: dict[str, File], unplaced: Mapping[Path, str]) -> dict[EngineName, str]:
     # The digest covers config and weights. Files placed in the bundle have been hashed already.
     sources: dict[EngineName, str] = {}
     for model in models:
-        if sources and model.source.folder == models[0].source.folder:  # an MTP layer of the target's checkpoint
+        if _has_targets_source(model, models):
             sources[model.role] = sources[models[0].role]
             continue
-        placed = not model.packed if isinstance(model, Model) else model.checkpoint is model.source
         digests = {
-            file.name: files[f"{model.role}/{file.name}"].sha256 if placed else file_digest(file)
+            file.name: files[f"{model.role}/{file.name}"].sha256 if _is_placed(model) else unplaced[file]
             for file in model.source.files
         }
         config = file_digest(model.source.folder / "config.json")
         sources[model.role] = combined_digest({**digests, "config.json": config})
     return sources
+
+
+def _unplaced_digests(models: Models) -> dict[Path, str]:
+    """Return the digests of the checkpoints' files that are not placed in the bundle."""
+    read = [model for model in models if not (_is_placed(model) or _has_targets_source(model, models))]
+    paths = [file for model in read for file in model.source.files]
+    return dict(zip(paths, file_digests(paths), strict=True))
+
+
+def _is_placed(model: Model | DraftHead) -> bool:
+    return not model.packed if isinstance(model, Model) else model.checkpoint is model.source
+
+
+def _has_targets_source(model: Model | DraftHead, models: Models) -> bool:
+    """Whether ``model`` is an MTP layer in the target's checkpoint."""
+    return model is not models[0] and model.source.folder == models[0].source.folder
