@@ -8,7 +8,6 @@ from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.passes.deferred_scales import defer_scales
 from tandemrt.export.passes.graph_pass import Pipeline
 from tandemrt.export.passes.residual_norms import (
-    begin_norms_early,
     fuse_lone_norms,
     fuse_residual_norms,
     fuse_wide_norms,
@@ -25,15 +24,7 @@ PIPELINES: Mapping[Lowering, Pipeline] = {
 }
 # The target of a bundle with backend.batch_invariant, which is paged.
 BATCH_INVARIANT = Pipeline(
-    (
-        fuse_wide_norms,
-        fuse_residual_norms,
-        defer_scales,
-        fuse_lone_norms,
-        make_batch_invariant,
-        begin_norms_early,
-        fuse_transposed_matmuls,
-    )
+    (fuse_wide_norms, fuse_residual_norms, defer_scales, fuse_lone_norms, make_batch_invariant, fuse_transposed_matmuls)
 )
 # Graphs with weights and without decoder layers: ``fuse`` and the Markov head. Other lowerings have no passes for them.
 WITHOUT_LAYERS: Mapping[Lowering, Pipeline] = {

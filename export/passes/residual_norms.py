@@ -1,5 +1,5 @@
 """Fuse RMS norms, with or without a residual add, into onnxruntime's SkipSimplifiedLayerNormalization, or into
-``residual_norm`` if their weight is wider than the stream, if they follow a sum over ranks, or for batch invariance.
+``residual_norm`` if their weight is wider than the stream, or if they follow a sum over ranks.
 
 https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
@@ -104,16 +104,16 @@ def use_residual_norm_kernel(model: ir.Model) -> int:
 
     The operator's C kernel takes less time for few rows. Without a C compiler nothing is replaced.
     """
-    return _use_operator(model, [norm for norm in _unbiased(model.graph) if has_kernels() and _in_float32(norm)])
-
-
-@graph_pass(requires=(values_typed, no_residual_norm), ensures=(nodes_in_order, values_typed))
-def begin_norms_early(model: ir.Model) -> int:
-    """Replace every SkipSimplifiedLayerNormalization without a bias with ``residual_norm``, for a GPU.
-
-    Its kernel begins while the one before it ends, and lets the next matmul begin to read its weight.
-    """
-    return _use_operator(model, [norm for norm in _unbiased(model.graph) if not int(dims_of(norm.inputs[2])[-1]) % 2])
+    count = 0
+    for norm in [each for each in model.graph if has_kernels() and _has_kernel(each)]:
+        x, skip, weight = norm.inputs
+        fused = _residual_norm(norm, skip, x, weight)
+        replaced = [norm.outputs[0], norm.outputs[3]]
+        ir.convenience.replace_nodes_and_values(model.graph, norm, [norm], [fused], replaced, fused.outputs)
+        count += 1
+    if count:
+        _add_function(model)
+    return count
 
 
 @graph_pass(requires=(nodes_in_order, values_typed), ensures=(nodes_in_order, values_typed))
@@ -127,12 +127,15 @@ def fuse_norms_of_sums(model: ir.Model) -> int:
         add, weight = _fusable_add(norm, order), norm.inputs[1] if len(norm.inputs) > 1 else None
         if add is None or weight is None or int(dims_of(weight)[-1]) % 2 or not _over_ranks(add):
             continue
-        widened, weight = _widened(norm, weight)
+        new = []
+        if weight.dtype != ir.DataType.FLOAT:
+            new = [ir.node("Cast", [weight], {"to": ir.DataType.FLOAT}, name=f"{norm.name}/weight")]
+            (weight,) = new[0].outputs
+            weight.name, weight.shape, weight.type = new[0].name, norm.inputs[1].shape, ir.TensorType(ir.DataType.FLOAT)
         fused = _residual_norm(norm, *add.inputs, weight)
         order[fused] = order[norm]
         replaced = [*norm.outputs, *add.outputs]
-        new = [*widened, fused]
-        ir.convenience.replace_nodes_and_values(model.graph, norm, [norm, add], new, replaced, fused.outputs)
+        ir.convenience.replace_nodes_and_values(model.graph, norm, [norm, add], [*new, fused], replaced, fused.outputs)
         count += 1
     if count:
         _add_function(model)
@@ -159,42 +162,10 @@ def _add_function(model: ir.Model) -> None:
     model.graph.opset_imports.setdefault(DOMAIN, 1)
 
 
-def _unbiased(graph: ir.Graph) -> list[ir.Node]:
-    return [node for node in graph if (node.domain, node.op_type) == (LIBRARY, _OPERATOR) and len(node.inputs) == 3]
-
-
-def _in_float32(norm: ir.Node) -> bool:
+def _has_kernel(norm: ir.Node) -> bool:
+    if (norm.domain, norm.op_type) != (LIBRARY, _OPERATOR) or len(norm.inputs) != 3:
+        return False
     return all(value is not None and value.dtype == ir.DataType.FLOAT for value in norm.inputs)
-
-
-def _use_operator(model: ir.Model, norms: list[ir.Node]) -> int:
-    """Replace ``norms``, SkipSimplifiedLayerNormalization without a bias, with ``residual_norm``."""
-    for norm in norms:
-        x, skip, weight = norm.inputs
-        assert x is not None
-        assert weight is not None
-        widened, weight = _widened(norm, weight)
-        fused = _residual_norm(norm, skip, x, weight)
-        for output in fused.outputs:
-            output.shape, output.type = x.shape, x.type
-        replaced = [norm.outputs[0], *norm.outputs[3:]]  # a norm alone has no sum
-        new = [*widened, fused]
-        ir.convenience.replace_nodes_and_values(
-            model.graph, norm, [norm], new, replaced, fused.outputs[: len(replaced)]
-        )
-    if norms:
-        _add_function(model)
-    return len(norms)
-
-
-def _widened(norm: ir.Node, weight: ir.Value) -> tuple[list[ir.Node], ir.Value]:
-    """Return the Cast of the weight of ``norm`` to float32, if it needs one, and the weight."""
-    if weight.dtype == ir.DataType.FLOAT:
-        return [], weight
-    cast = ir.node("Cast", [weight], {"to": ir.DataType.FLOAT}, name=f"{norm.name}/weight")
-    [value] = cast.outputs
-    value.name, value.shape, value.type = cast.name, weight.shape, ir.TensorType(ir.DataType.FLOAT)
-    return [cast], value
 
 
 def _order(graph: ir.Graph) -> dict[ir.Node, int]:

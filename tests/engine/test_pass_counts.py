@@ -236,11 +236,7 @@ def test_float8_scales_are_deferred_at_every_norm_and_activation_within_the_mode
 
 def test_a_batch_invariant_target_has_no_matmul_left_to_transpose(tmp_path: Path) -> None:
     make_checkpoint("qwen3", tmp_path, sizes={"vocab_size": 64})
-    lone = {
-        "fuse_lone_norms": 0,
-        "make_batch_invariant": 10,
-        "begin_norms_early": 5,
-    }  # in float16 the lone norm is one of the ten
+    lone = {"fuse_lone_norms": 0, "make_batch_invariant": 10}  # in float16 the lone norm is one of the ten
     counts = counts_of(tmp_path, "paged", dtype="float16", batch_invariant=True)
     assert counts == PRE_NORM_PAGED | lone | {"fuse_transposed_matmuls": 0}
 

@@ -13,7 +13,6 @@ from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.residual_norms import (
-    begin_norms_early,
     fuse_lone_norms,
     fuse_norms_of_sums,
     fuse_residual_norms,
@@ -153,25 +152,6 @@ def test_a_kernel_computes_fused_norms_in_float32_without_a_bias(dtype: str, bia
     if expected is not None:
         for actual, value in zip(run(model), expected, strict=True):
             np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_norms_with_and_without_a_sum_begin_early_on_a_gpu(dtype: str) -> None:
-    b = GraphBuilder("g")
-    skip, x = (b.input(Binding(name, dtype, ("batch", "query", WIDTH))) for name in ("skip", "x"))
-    weight, bias = (b.constant(np.random.default_rng(seed).normal(size=WIDTH), dtype) for seed in (1, 2))
-    total = b.op("Add", skip, x)
-    normed = b.op("RMSNormalization", total, weight, epsilon=EPSILON)
-    biased = b.op("RMSNormalization", b.op("Add", total, b.op("Add", x, bias)), weight, epsilon=EPSILON)
-    for name, value in {"normed": normed, "biased": biased, "alone": b.op("RMSNormalization", x, weight)}.items():
-        b.output(Binding(name, dtype, ("batch", "query", WIDTH)), value)
-    model = b.model()
-    expected = run(model) if dtype == "float32" else []
-    assert (fuse_residual_norms(model), fuse_lone_norms(model), begin_norms_early(model)) == (2, 1, 2)
-    casts = [("", "Cast")] * (dtype == "bfloat16")
-    assert operators(model) == [*casts, KERNEL, FUSED, *casts, KERNEL]
-    for actual, value in zip(run(model) if expected else [], expected, strict=True):
-        np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
 
 
 def test_only_norms_of_sums_over_ranks_are_computed_by_our_operator() -> None:
