@@ -10,8 +10,10 @@ import pytest
 
 from tandemrt.engines.parallel.programs import run_program
 
+# A shell lets what it runs in the background ignore interrupts.
 RUN = """
-import sys, threading
+import signal, sys, threading
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tandemrt.engines.parallel.programs import run_program
 threading.Thread(target=run_program, args=[sys.argv[1:]]).start()
 """
