@@ -550,6 +550,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
         n_groups=2,
         ssm_state_size=32,
         chunk_size=8,
+        time_step_min=1e-30,  # transformers limits steps by it in prompts, not while it decodes
     ),
     "olmo_hybrid": _of(
         "olmo_hybrid",
