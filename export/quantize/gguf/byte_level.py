@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers.pre_tokenizers import ByteLevel
+
 _CONTROL, _USER_DEFINED = 3, 4  # types of tokens: never part of a text, and found in a text before anything is merged
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _AFTER_LETTERS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -42,12 +44,18 @@ _SPLITS = {  # by tokenizer.ggml.pre
 }
 # Those that transformers splits in the same way as llama.cpp, among the families that are read.
 _BY_TRANSFORMERS = (
-    *("default", "llama3", "llama-v3", "dbrx", "smaug-bpe", "falcon3", "pixtral"),
-    *("deepseek-r1-qwen", "megrez", "kormo"),
+    "default",
+    "llama3",
+    "llama-v3",
+    "dbrx",
+    "smaug-bpe",
+    "falcon3",
+    "pixtral",
+    "deepseek-r1-qwen",
+    "megrez",
+    "kormo",
 )
-# The characters that stand for bytes in byte-level vocabularies: printable ones for themselves.
-_PRINTABLE = frozenset((*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)))
-_ALPHABET = frozenset(map(chr, (*_PRINTABLE, *range(256, 256 + 256 - len(_PRINTABLE)))))
+_ALPHABET = frozenset(ByteLevel.alphabet())  # the characters that stand for bytes
 
 
 def is_byte_level(metadata: Mapping[str, Any]) -> bool:
