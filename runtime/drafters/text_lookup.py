@@ -40,7 +40,8 @@ class _Outlook(NamedTuple):
 
     def expected(self, size: int | None = None) -> float:
         """Return how many copied tokens of that window may be accepted."""
-        return self.chance * max(0, len(self.window(size)) - len(self.fast_forward))
+        copied = len(self.copied) if size is None else min(size - len(self.fast_forward), len(self.copied))
+        return self.chance * max(0, copied)
 
 
 class TextLookup:
