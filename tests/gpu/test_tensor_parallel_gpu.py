@@ -18,8 +18,9 @@ from tandemrt.runtime.workers import ranks
 from tandemrt.runtime.workers.ranks import RankProcesses
 from tests.engine.decoding import make_checkpoint
 from tests.engine.draft_kinds import KINDS, SIZES, Target
-from tests.engine.test_quantized_checkpoints import OTHERS
-from tests.engine.test_tensor_parallel import write_quantized
+from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, OTHERS
+from tests.engine.test_quantized_experts import write as write_experts
+from tests.engine.test_tensor_parallel import OF_EXPERTS, write_quantized
 from tests.gpu.here import TURN, needs_float8
 from tests.gpu.rounds import MIXED, Requests, drive, output_of, paged, texts
 from tests.makers import VOCAB, on_a_gpu, tiny_checkpoint, tiny_hybrid, tiny_latent, tiny_tokenizer, write_recipe
@@ -187,6 +188,15 @@ def stored(case: str) -> Callable[[Path], Path]:
     return make
 
 
+def stored_experts(case: Any) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        folder.mkdir()
+        write_experts(folder, case, **OF_EXPERTS)
+        return tiny_tokenizer(folder)
+
+    return make
+
+
 def family(name: str, **sizes: Any) -> Callable[[Path], Path]:
     of_text = {"vocab_size": VOCAB, "max_position_embeddings": 512, "eos_token_id": 263, "bos_token_id": None}
 
@@ -217,9 +227,13 @@ QUANTIZED: dict[str, Callable[[Path], Path]] = {
     "weights in 4 bits": quantized(WeightFormat.INT4),
     "weights in 8 bits": stored("gptq, 8 bits"),
     "weights in 4-bit floats": stored("modelopt, NVFP4"),
+    "experts in float8": stored_experts(FLOAT8["compressed-tensors, channel, inputs by token"]),
+    "experts in 4 bits": stored_experts(INT4["gptq_v2, zero points"]),
+    "experts in 8 bits": stored_experts(OTHERS["modelopt, W8A16"]),
+    "experts in 4-bit floats": stored_experts(OTHERS["quark, MXFP4"]),
 }
 NOT_INVARIANT = {"latent attention", "latent attention and experts", "Kimi delta attention"}
-MARKS = {"weights in float8": needs_float8}
+MARKS = dict.fromkeys(("weights in float8", "experts in float8"), needs_float8)
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=MARKS.get(kind, ())) for kind in QUANTIZED | UNQUANTIZED])
