@@ -87,33 +87,18 @@ def _threads(value: int) -> int:
     return value
 
 
-def _queue_limit(value: int) -> int:
-    if value < 1:
-        raise reject(f"must be at least 1 waiting request, received {quoted(value)}; raise it")
-    return value
+def _at_least_one(unit: str) -> AfterValidator:
+    def positive(value: int) -> int:
+        if value < 1:
+            raise reject(f"must be at least 1 {unit}, received {quoted(value)}; raise it")
+        return value
+
+    return AfterValidator(positive)
 
 
 def _integer(value: Any) -> Any:
     if isinstance(value, float | bool):
         raise reject(f"must be an integer, received {quoted(value)}; give a number, or None")
-    return value
-
-
-def _prefill_chunk(value: int) -> int:
-    if value < 1:
-        raise reject(f"must be at least 1 prompt token per round, received {quoted(value)}; raise it")
-    return value
-
-
-def _bytes(value: int) -> int:
-    if value < 1:
-        raise reject(f"must be at least 1 byte, received {quoted(value)}; raise it")
-    return value
-
-
-def _cache_tokens(value: int) -> int:
-    if value < 1:
-        raise reject(f"must be at least 1 token, received {quoted(value)}; raise it")
     return value
 
 
@@ -163,7 +148,7 @@ class RuntimeOptions(Section):
     threads: Annotated[int, AfterValidator(_threads)] | None = Field(
         default=None, description="CPU threads per engine; default: one per core"
     )
-    queue_limit: Annotated[int, AfterValidator(_queue_limit)] = Field(
+    queue_limit: Annotated[int, _at_least_one("waiting request")] = Field(
         default=256, description="the most requests that may wait for a slot"
     )
     grammar_timeout_s: float = Field(
@@ -177,11 +162,11 @@ class RuntimeOptions(Section):
         description="time by which a request's grammar may exceed its share of the loop (10 ms of CPU time per round), "
         "in seconds; beyond it the request ends with an error",
     )
-    max_grammar_bytes: Annotated[int, BeforeValidator(_integer), AfterValidator(_bytes)] = Field(
+    max_grammar_bytes: Annotated[int, BeforeValidator(_integer), _at_least_one("byte")] = Field(
         default=1 << 18,
         description="largest schema, grammar or list of choices of a request, in bytes",
     )
-    max_prompt_bytes: Annotated[int, BeforeValidator(_integer), AfterValidator(_bytes)] | None = Field(
+    max_prompt_bytes: Annotated[int, BeforeValidator(_integer), _at_least_one("byte")] | None = Field(
         default=None,
         description="largest text of a prompt, in bytes; messages may hold four times as much; default: 16 for each "
         "token of the bundle's length",
@@ -194,13 +179,13 @@ class RuntimeOptions(Section):
     max_images: Annotated[int, BeforeValidator(_integer)] = Field(
         default=16, ge=1, description="the most images of a request"
     )
-    max_image_bytes: Annotated[int, BeforeValidator(_integer), AfterValidator(_bytes)] = Field(
+    max_image_bytes: Annotated[int, BeforeValidator(_integer), _at_least_one("byte")] = Field(
         default=20 << 20, description="largest file of an image, in bytes; max_body bounds whole requests"
     )
     max_image_pixels: Annotated[int, BeforeValidator(_integer)] = Field(
         default=50_000_000, ge=1, description="largest image, in pixels before it is resized"
     )
-    max_image_memory: Annotated[int, BeforeValidator(_integer), AfterValidator(_bytes)] = Field(
+    max_image_memory: Annotated[int, BeforeValidator(_integer), _at_least_one("byte")] = Field(
         default=2 << 30,
         description="memory of the images of all requests of a server until they end, in bytes: pixels, and what the "
         "model makes of them; further requests are told to come later",
@@ -219,7 +204,7 @@ class RuntimeOptions(Section):
         description="take sampling parameters that a request does not set from the checkpoint's "
         "generation_config.json (temperature, top_p and so on)",
     )
-    cache_tokens: Annotated[int, BeforeValidator(_integer), AfterValidator(_cache_tokens)] | None = Field(
+    cache_tokens: Annotated[int, BeforeValidator(_integer), _at_least_one("token")] | None = Field(
         default=None,
         description="tokens that a paged cache holds for all requests, at least one request of the bundle's length; "
         "when the cache is full, the youngest request is preempted and resumes later; default: the bundle's",
@@ -228,7 +213,7 @@ class RuntimeOptions(Section):
         default=True,
         description="reuse cached keys and values of prompts with a common prefix, in blocks of 64 tokens",
     )
-    prefill_chunk: Annotated[int, BeforeValidator(_integer), AfterValidator(_prefill_chunk)] | None = Field(
+    prefill_chunk: Annotated[int, BeforeValidator(_integer), _at_least_one("prompt token per round")] | None = Field(
         default=None,
         description="prompt tokens per round while requests decode, at most the bundle's: fewer tokens shorten the "
         "time between tokens and lengthen the time to first token; default: the bundle's, at most 2048, or 4096 with "

@@ -6,7 +6,6 @@ import pytest
 
 from tandemrt import SamplingParams, StructuredOutputs
 from tandemrt.engines.contract.sampling_parameters import FILTERS
-from tandemrt.engines.parameters import sampling
 from tandemrt.engines.validation.errors import BadRequest
 
 
@@ -164,17 +163,3 @@ def test_biases_are_counted_before_they_are_read() -> None:
 
     with pytest.raises(BadRequest, match="logit_bias: must have at most 1024 tokens; got 1025"):
         SamplingParams(logit_bias=Unreadable.fromkeys(range(1025), 0.0))
-
-
-@pytest.mark.parametrize(
-    ("name", "largest", "one_more"),
-    [
-        *((name, ["s"] * sampling.MOST_STOPS, ["s"]) for name in ("stop", "bad_words")),
-        *((name, ["s" * (sampling.MOST_STOP_CHARACTERS - 1), "s"], ["s"]) for name in ("stop", "bad_words")),
-        *((name, [5] * sampling.MOST_TOKEN_IDS, [5]) for name in ("stop_token_ids", "banned_token_ids")),
-    ],
-)
-def test_a_list_may_be_as_long_as_its_limit_and_no_longer(name: str, largest: list[Any], one_more: list[Any]) -> None:
-    assert len(getattr(SamplingParams(**{name: largest}), name)) == len(largest)
-    with pytest.raises(BadRequest, match=f"{name}: must have at most"):
-        SamplingParams(**{name: largest + one_more})
