@@ -19,7 +19,6 @@ _BOUNDS = (
     ("exclusiveMaximum", at_most, False),
 )
 _TERMINAL = re.compile(r"\bT\d+\b")
-_EXACT = 2**53  # integers up to here are exact doubles
 
 
 def json_rules(schema: Any, whitespace: Whitespace, fits: Callable[[str], bool]) -> str:
@@ -288,7 +287,7 @@ def _literal(value: Any) -> str:
     """Return an expression for a value without parts."""
     if isinstance(value, str):
         return json_string.literal(value)
-    if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT:
+    if isinstance(value, float) and value.is_integer():
         value = int(value)
     return json.dumps(json.dumps(value))
 

@@ -101,8 +101,10 @@ def test_responses_and_events_match_openais_schema(served: Served, seed: int, mo
     assert _without_ids(last) == _without_ids(response)
     done = [event["item"] for name, event in events if name == "response.output_item.done"]
     assert done[:-1] == last["output"][:-1]
-    opened = [event["item"]["id"] for name, event in events if name == "response.output_item.added"]
-    assert opened == [item["id"] for item in last["output"]]
+    for name in ("response.output_item.added", "response.output_item.done"):
+        places = [(event["output_index"], event["item"]["id"]) for kind, event in events if kind == name]
+        assert places == [(index, item["id"]) for index, item in enumerate(last["output"])][: len(places)]
+        assert len(places) >= len(last["output"]) - (name == "response.output_item.done")
 
 
 def _without_ids(response: dict[str, Any]) -> dict[str, Any]:

@@ -75,6 +75,12 @@ def test_a_complete_text_may_stop_and_an_incomplete_one_may_not(engine):
 
 
 @engines
+def test_a_longer_grammar_takes_more_of_the_caches_memory(engine):
+    many = {"llguidance": ("regex", "ab+" * 200), "xgrammar": ("grammar", 'root ::= "a" "b"+' + ' "a" "b"+' * 200)}
+    assert 0 < compiled(*AB[engine]).size_bytes < compiled(*many[engine]).size_bytes
+
+
+@engines
 def test_stop_tokens_of_a_request_replace_those_of_the_compiler(engine):
     grammar = start(engine, MAYBE_B, [OTHER_STOP, ord("b")])
     assert not grammar.accept(OTHER_STOP)

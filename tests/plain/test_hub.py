@@ -206,6 +206,24 @@ def test_other_paths_are_never_requested_from_the_hub(tmp_path: Path, repository
     assert len(repository.asked) == before
 
 
+@pytest.mark.parametrize(
+    ("checkpoint", "name"),
+    [
+        ("someone/tiny", "someone/tiny"),
+        ("someone/tiny@main", "someone/tiny@main"),
+        ("someone/tiny@refs/7", "someone/tiny@refs/7"),
+        ("someone/tiny@refs/pr/7", "someone/tiny@refs/pr/7"),
+        ("tiny", None),
+        ("someone/tiny/more", None),
+        ("some@one/tiny/more", None),
+        ("/someone/tiny", None),
+    ],
+)
+def test_a_hub_name_has_two_parts_and_perhaps_a_revision(tmp_path: Path, checkpoint: str, name: str | None) -> None:
+    asked = recipe(tmp_path, checkpoint)
+    assert asked.hub_name(asked.target.checkpoint) == name
+
+
 @pytest.mark.parametrize("name", ["qwen3-8b", "llama-3.1-8b"])
 def test_included_recipes_of_published_pairs_name_the_hub(name: str) -> None:
     pair = Recipe.load(locate(name))

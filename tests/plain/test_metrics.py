@@ -3,12 +3,15 @@
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from tandemrt.runtime.metrics.histogram import Histogram
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.metrics.names import counters, vllm_counters
+from tandemrt.runtime.servers.http.metrics import _MetricsCollector
 
 
 @pytest.fixture
@@ -99,3 +102,20 @@ def test_a_counter_by_vllms_name_has_the_value_of_ours() -> None:
 
 def test_counters_begin_at_zero() -> None:
     assert not any(value for _, value in [*counters(Metrics()), *vllm_counters(Metrics())])
+
+
+def test_a_counter_at_metrics_never_falls_and_models_count_apart() -> None:
+    llms = {
+        name: SimpleNamespace(metrics=Metrics(kept=kept), kv_cache_usage=0.0) for name, kept in (("a", 5), ("b", 2))
+    }
+    collector = _MetricsCollector(cast("Any", llms))
+
+    def kept() -> dict[str, float]:
+        family = collector._counters()["vllm:generation_tokens_total"]
+        return {sample.labels["model_name"]: sample.value for sample in family.samples}
+
+    assert kept() == {"a": 5, "b": 2}
+    llms["a"].metrics.kept, llms["b"].metrics.kept = 4, 3  # a stop string cut off text that was counted
+    assert kept() == {"a": 5, "b": 3}
+    llms["a"].metrics.kept = 6
+    assert kept() == {"a": 6, "b": 3}

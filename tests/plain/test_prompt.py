@@ -10,7 +10,7 @@ import pytest
 from tokenizers import processors
 
 from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
-from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
+from tandemrt.engines.validation.errors import BadRequest, Closed, ContextLengthExceeded, QueueFull
 from tandemrt.runtime.requests import prompt as prompts
 from tandemrt.runtime.requests.prompt import Chat, Prompt, PromptReader, is_batch, prompt_processes
 from tandemrt.runtime.workers.clients import UNNAMED, Client
@@ -106,8 +106,15 @@ def test_a_list_of_prompts_is_a_batch(prompts: Any) -> None:
 
 
 def test_a_prompt_that_is_too_long_is_refused_in_the_bundles_terms(token_ids, tokenizer: Tokenizer) -> None:
-    with pytest.raises(BadRequest, match=r"at most 100 tokens leave room for an output, and \d{4} were received"):
+    message = r"at most 100 tokens leave room for an output, and \d{4} were received"
+    with pytest.raises(ContextLengthExceeded, match=message) as caught:
         token_ids("hello world " * 600, tokenizer)
+    assert caught.value.length == 101
+    assert caught.value.prompt_tokens == len(tokenizer.encode("hello world " * 600))
+    with pytest.raises(ContextLengthExceeded) as caught:
+        token_ids("hello world " * 600, tokenizer, max_bytes=50)
+    assert caught.value.length == 101
+    assert caught.value.prompt_tokens >= 101, "a text that is not tokenized is too long all the same"
 
 
 @pytest.mark.parametrize(

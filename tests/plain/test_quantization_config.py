@@ -1,12 +1,14 @@
 """Reading a quantization_config: the scheme of each module, and errors that name the field."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.model.scaled_matmul import unsupported
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.gguf import GGUF_TYPES, gguf_section, read_gguf_section
 from tandemrt.export.read.quantization.kv_cache import cache_scales
@@ -273,6 +275,7 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"a": {"bits": 2}}}, "dynamic, a: .*bits is 2"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": ["a"]}, "dynamic should map expressions to objects"),
         ({"quant_method": "gptq", "bits": 4, "group_size": 16}, "group_size is 16"),
+        ({"quant_method": "awq", "bits": 8}, "bits is 8"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "version is 'gemv_fast'"),
         ({"quant_method": "awq", "bits": 4, "modules_to_fuse": {}}, "modules_to_fuse is {}"),
     ],
@@ -352,3 +355,37 @@ def test_each_type_of_a_gguf_file_has_the_groups_of_its_format() -> None:
     groups = {kind: read_gguf_section(gguf_section({kind: [module]}), "config.json") for kind in GGUF_TYPES}
     sizes = {kind: quantization.scheme(module).group_shape for kind, quantization in groups.items()}
     assert sizes == {kind: (1, 16 if kind == "Q6_K" else 32) for kind in GGUF_TYPES}
+
+
+def float8(inputs: str, *, groups: tuple[int, int] = (1, FULL_DIM)) -> Scheme:
+    return Scheme("float8_e4m3fn", "compressed-tensors", groups, inputs=inputs)  # type: ignore[arg-type]
+
+
+BLOCKS = (128, 128)
+INT8 = Scheme("int8", "integers", (1, FULL_DIM))
+INT4_GROUPS = Scheme("int4", "awq", (1, 64), symmetric=False)
+
+
+@pytest.mark.parametrize(
+    ("schemes", "reason"),
+    [
+        ([float8("token")], None),
+        ([float8("static")], None),
+        ([float8("token"), float8("token", groups=BLOCKS)], None),
+        ([float8("token"), float8("static")], "static scales of inputs together with scales per token"),
+        ([float8("static", groups=BLOCKS)], "block scales of weights with static scales of inputs"),
+        ([float8("unquantized")], "float8 weights with unquantized inputs"),
+        ([float8("token"), float8("unquantized")], "float8 weights with unquantized inputs"),
+        ([float8("token"), INT4_GROUPS], None),
+        ([float8("token", groups=BLOCKS), INT4_GROUPS], "block scales of float8 weights together with weights of 4"),
+        ([float8("static"), INT8], None),
+        ([INT8], None),
+        ([replace(INT8, symmetric=False)], "8-bit integers with zero points"),
+        ([float8("token"), replace(INT8, symmetric=False)], "8-bit integers with zero points"),
+        ([Scheme("mxfp8", "fp8", (1, 32))], "weights in MXFP8"),
+        ([float8("token"), Scheme("table4", "bitsandbytes", (1, 64))], "weights in 4-bit floats of bitsandbytes"),
+    ],
+)
+def test_operators_on_a_gpu_support_exactly_these_combinations(schemes: list[Scheme], reason: str | None) -> None:
+    answer = unsupported(Quantization("any", tuple((lambda *_: True, scheme) for scheme in schemes)))
+    assert answer is None if reason is None else str(answer).startswith(reason)

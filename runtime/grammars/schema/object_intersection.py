@@ -6,14 +6,10 @@ from typing import Any
 from tandemrt.engines.validation.errors import quoted
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
+from tandemrt.runtime.grammars.schema.dialect import OBJECT_KEYWORDS
 from tandemrt.runtime.grammars.schema.document import Node, UnsupportedSchema
 from tandemrt.runtime.grammars.schema.expansion import Expansion
 from tandemrt.runtime.grammars.schema.shapes import ANYTHING, NOTHING, AllOf, Object, String
-
-_KEYWORDS = frozenset(
-    {"properties", "required", "additionalProperties", "patternProperties", "propertyNames"}
-    | {"minProperties", "maxProperties", "unevaluatedProperties"}
-)
 
 
 class ObjectIntersection:
@@ -26,7 +22,7 @@ class ObjectIntersection:
     def __init__(self, expander: Expansion, nodes: list[tuple[Node, dict[str, Any]]]) -> None:
         self._expander = expander
         self._document = expander.document
-        self._nodes = [(node, keywords) for node, keywords in nodes if not keywords.keys().isdisjoint(_KEYWORDS)]
+        self._nodes = [(node, keywords) for node, keywords in nodes if not keywords.keys().isdisjoint(OBJECT_KEYWORDS)]
         self._unevaluated = tuple(
             self._document.child(node, keywords["unevaluatedProperties"], "unevaluatedProperties")
             for node, keywords in self._nodes

@@ -1,0 +1,150 @@
+"""The vision tower in its thread: states are kept by image, and a request gets them together with its other work."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tandemrt.engines.contract.binding import Binding
+from tandemrt.plugins.tensors import torch
+from tandemrt.runtime.device.streams import Streams
+from tandemrt.runtime.requests import vision
+from tandemrt.runtime.requests.images import Image, PromptImages
+from tandemrt.runtime.requests.vision import TowerRunner
+from tandemrt.runtime.workers.clients import UNNAMED
+from tests.waiting import PATIENCE_S
+
+ENTRY: Any = SimpleNamespace(
+    merge_size=1, patch_size=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), grid_side=0, window_side=0
+)
+WIDTH = 2
+CPU = torch.device("cpu")
+
+
+class Tower:
+    """Its states are the first colour of the image, in float32. It notes that colour at each run."""
+
+    def __init__(self) -> None:
+        self.device = CPU
+        self.contract = {"image_states": Binding("image_states", "float32", ("image_tokens", WIDTH))}
+        self.seen: list[int] = []
+        self.error: Exception | None = None
+
+    def bind(self, tensors: dict[str, torch.Tensor]) -> Any:
+        def run() -> None:
+            if self.error is not None:
+                raise self.error
+            colour = round(255 * float(tensors["pixels"][0, 0]))
+            self.seen.append(colour)
+            tensors["image_states"].fill_(colour)
+
+        return SimpleNamespace(run=run)
+
+
+@pytest.fixture
+def tower() -> Tower:
+    return Tower()
+
+
+@pytest.fixture
+def run(tower: Tower) -> Iterator[Callable[..., list[Any]]]:
+    """Run the tower over images of one token each, named by their colour; return their states."""
+    runner = TowerRunner(cast("Any", tower), Streams(CPU), torch.bfloat16)
+
+    def states(*colours: int) -> list[Any]:
+        images = prompt(*colours)
+        ready: Future[str] = Future()
+        (gate,), start = runner.run_before(images, [ready], lambda: ready.set_result("ready"), UNNAMED)
+        start()
+        assert gate.result(PATIENCE_S) == "ready"
+        assert images.states is not None
+        assert {(each.dtype, tuple(each.shape)) for each in images.states} == {(torch.bfloat16, (1, WIDTH))}
+        return [float(each[0, 0]) for each in images.states]
+
+    states.runner = runner  # type: ignore[attr-defined]
+    yield states
+    runner.close()
+
+
+def prompt(*colours: int) -> PromptImages:
+    images = [Image(np.full((1, 3), colour, np.uint8), 1, 1, ENTRY) for colour in colours]
+    return cast("PromptImages", SimpleNamespace(images=images, states=None))
+
+
+def test_an_image_is_computed_once_and_each_gets_its_own_states(tower: Tower, run: Callable[..., list[Any]]) -> None:
+    assert run(7, 9, 7) == [7, 9, 7]
+    assert run(9, 5) == [9, 5]
+    assert tower.seen == [7, 9, 5]
+
+
+def test_the_states_used_longest_ago_are_dropped_first(
+    tower: Tower, run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vision, "_KEPT_BYTES", 2 * 2 * WIDTH)  # of two images in bfloat16
+    run(1, 2)
+    run(1)  # 2 is the one used longest ago
+    assert tower.seen == [1, 2]
+    run(3)
+    run(1)
+    assert tower.seen == [1, 2, 3]
+    run(2)
+    assert tower.seen == [1, 2, 3, 2]
+    monkeypatch.setattr(vision, "_KEPT_BYTES", 0)
+    assert run(8, 8) == [8, 8]
+    assert tower.seen == [1, 2, 3, 2, 8], "the newest states stay, however large they are"
+
+
+def gates(run: Any, count: int) -> tuple[list[Future[int]], list[Future[int]], Callable[[], None]]:
+    """Return futures of other work, those that wait for the tower too, and what starts both."""
+    ready: list[Future[int]] = [Future() for _ in range(count)]
+    gated, start = run.runner.run_before(prompt(4), ready, lambda: None, UNNAMED)
+    return ready, gated, start
+
+
+def test_each_future_has_its_own_result_once_the_other_work_is_done(run: Callable[..., list[Any]]) -> None:
+    ready, gated, start = gates(run, 2)
+    start()
+    ready[1].set_result(11)
+    assert gated[1].result(PATIENCE_S) == 11
+    assert not gated[0].done()
+    ready[0].set_exception(ValueError("no grammar"))
+    with pytest.raises(ValueError, match="no grammar"):
+        gated[0].result(PATIENCE_S)
+
+
+def test_a_failure_of_the_tower_is_one_of_every_future(tower: Tower, run: Callable[..., list[Any]]) -> None:
+    tower.error = RuntimeError("the tower failed")
+    ready, gated, start = gates(run, 2)
+    start()
+    for future in ready:
+        future.set_result(1)
+    for future in gated:
+        with pytest.raises(RuntimeError, match="the tower failed"):
+            future.result(PATIENCE_S)
+    run.runner.close()  # type: ignore[attr-defined]
+    ready, gated, start = gates(run, 1)
+    start()
+    ready[0].set_result(1)
+    assert gated[0].exception(PATIENCE_S) is not None, "a runner that was closed answers, too"
+
+
+def test_a_cancelled_future_cancels_its_own_work_and_the_last_one_the_tower(
+    tower: Tower, run: Callable[..., list[Any]]
+) -> None:
+    blocked: Future[None] = Future()
+    run.runner._thread.submit(UNNAMED, blocked.result, PATIENCE_S)  # type: ignore[attr-defined]
+    ready, gated, start = gates(run, 2)
+    others, kept, start_others = gates(run, 2)
+    start()
+    start_others()
+    assert gated[0].cancel()
+    assert gated[1].cancel()
+    assert kept[0].cancel()
+    assert [future.cancelled() for future in (*ready, *others)] == [True, True, True, False]
+    blocked.set_result(None)
+    others[1].set_result(5)
+    assert kept[1].result(PATIENCE_S) == 5
+    assert tower.seen == [4], "no request waits for the first one any more"
