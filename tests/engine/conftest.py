@@ -1,4 +1,4 @@
-"""What the tests of this folder share: the command line, and a clock that goes as a test wants it."""
+"""What the tests of this folder share: the command line, a quick compiler of kernels, and a clock in a test's hands."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,9 +7,18 @@ from pathlib import Path
 import pytest
 
 from tandemrt.cli import main
+from tandemrt.plugins.kernels import nvrtc
 from tests.waiting import Clock
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_compiler() -> Iterator[None]:
+    """Let NVRTC optimize little: no GPU runs the kernels of these tests, and it takes a quarter of the time."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(nvrtc, "_OPTIONS", (*nvrtc._OPTIONS, "--Ofast-compile=max"))
+        yield
 
 
 @pytest.fixture
