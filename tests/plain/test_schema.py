@@ -352,6 +352,7 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
         ),
         ({"type": "string", "_format": "date", "contentEncoding": "base64", "format": "color"}, ["red"], [1]),
         ({"minimum": 5}, [5, "a", None, [1], {"a": 1}], [4]),
+        ({**DRAFT4, "enum": [1, 5, 9], "not": {"minimum": 5}}, [1], [5, 9]),
         ({"enum": [2.0**53, -(2**53)]}, [2**53, -(2**53)], [2**53 - 1]),
         # keywords of a type without "type" apply to values of that type
         ({"type": "object"}, [{}, {"a": [1, {"b": None}]}], [[]]),
