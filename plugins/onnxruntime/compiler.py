@@ -34,6 +34,7 @@ def find_compiler(source: Path, options: Sequence[str]) -> str | None:
 def compile_library(compiler: str, sources: Sequence[Path], path: Path, options: Sequence[str]) -> Path | None:
     """Compile ``sources`` by ``compiler`` into the library ``path`` and return it; None if it cannot.
 
+    They are compiled at once, and give way to the build that goes on meanwhile. Those that take longest come first.
     Raises OSError if ``path`` cannot be written or loaded.
     """
     partial = path.with_name(f"{path.name}.{os.getpid()}")
@@ -44,10 +45,7 @@ def compile_library(compiler: str, sources: Sequence[Path], path: Path, options:
     try:
         with TemporaryDirectory(dir=path.parent) as folder:
             objects = {source: f"{folder}/{source.stem}.o" for source in sources}
-            # The largest file first, and a core for the build that goes on meanwhile.
-            order = sorted(sources, key=lambda source: -source.stat().st_size)
-            threads = max(1, (os.cpu_count() or 1) - 1)
-            map_in_threads(lambda source: run("-c", "-o", objects[source], str(source)), order, threads)
+            map_in_threads(lambda source: run("-c", "-o", objects[source], str(source)), sources, os.cpu_count() or 1)
             run("-shared", "-o", str(partial), *objects.values(), "-lm")
         ctypes.CDLL(str(partial))  # raises OSError for another machine's code
         partial.chmod(0o700)
@@ -61,8 +59,8 @@ def compile_library(compiler: str, sources: Sequence[Path], path: Path, options:
 
 
 def _run(compiler: str, options: Sequence[str], *arguments: str) -> None:
-    command = [compiler, *options, *arguments]
-    run_program(command, timeout_s=_TIMEOUT_S).check_returncode()
+    nicely = ["nice", "-n", "5"] if shutil.which("nice") else []
+    run_program([*nicely, compiler, *options, *arguments], timeout_s=_TIMEOUT_S).check_returncode()
 
 
 def _warn(compiler: str, error: subprocess.SubprocessError) -> None:

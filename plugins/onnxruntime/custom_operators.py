@@ -7,7 +7,9 @@ session runs the ONNX function of an operator, which is slow.
 import hashlib
 import logging
 import platform
+from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock, Thread
@@ -24,9 +26,14 @@ ON_CPUS = ("decode_attention", "low_bit_int8_matmul", "tiled_matmul")  # operato
 OPERATORS = (*ON_CPUS, "residual_norm", "swiglu")  # the last two have kernels for float32 alone
 # Without contraction a sum has the same bits in every function that inlines it.
 _OPTIONS = ("-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
+_WITHOUT_AVX512 = ("-DNO_AVX512",)
+_CPU_INFO = Path("/proc/cpuinfo")  # of Linux; elsewhere the kernels of all processors are compiled
 _FOLDER = Path(__file__).parent
-_SOURCES = (*(f"{operator}.c" for operator in OPERATORS), "register.c")
-_HEADERS = ("attend.h", "custom_operator.h", "low_bit_int8_rows.h", "vectors.h")
+_LONGEST = ("low_bit_int8_avx512", "tiled_matmul", "decode_attention", "low_bit_int8_avx2")  # to compile
+_OTHERS = ("low_bit_int8_matmul", "low_bit_int8_neon", "residual_norm", "swiglu", "register")
+_SOURCES = tuple(f"{name}.c" for name in (*_LONGEST, *_OTHERS))
+_LOW_BIT = tuple(f"low_bit_int8{part}.h" for part in ("", "_loads", "_rows"))
+_HEADERS = ("attend.h", "custom_operator.h", *_LOW_BIT, "vectors.h")
 _beginning = Lock()
 _loading = Lock()  # the library makes its domain when it is first loaded, and sessions open in several threads
 
@@ -62,7 +69,8 @@ def has_kernels() -> bool:
 def library() -> Path | None:
     """Return the compiled kernels, compiled now if the cache has none; None without a compiler that works.
 
-    A library in the cache needs no compiler, so a cache folder can be copied to a machine that has none.
+    A library in the cache needs no compiler, so a cache folder can be copied to a machine that has none, also if that
+    machine has another processor.
     """
     return _begun().result()
 
@@ -74,38 +82,59 @@ def _begun() -> "Future[Path | None]":
 
 @cache
 def _library() -> "Future[Path | None]":
-    sources = [(_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
-    key = hashlib.sha256(repr((sources, _OPTIONS, platform.system(), platform.machine())).encode()).hexdigest()
-    path = cache_folder() / "custom_operators" / f"{key}.so"
-    make_private(path.parent)
+    paths = _paths()
+    make_private(paths[0].parent)
     future: Future[Path | None] = Future()
     try:
-        if not is_private(path.parent) or (path.is_file() and not is_private(path)):
+        if not is_private(paths[0].parent) or any(path.is_file() and not is_private(path) for path in paths):
             future.set_result(None)
-        elif path.is_file():
-            future.set_result(path)
+        elif paths[0].is_file():
+            future.set_result(paths[0])
     except OSError as error:
-        _report(path, error)
+        _report(paths[0], error)
         future.set_result(None)
     if not future.done():
-        _begin_compiling(path, future)
+        _begin_compiling(paths, future)
     return future
 
 
-def _begin_compiling(path: Path, future: "Future[Path | None]") -> None:
-    """Compile the kernels in a thread, which sets ``future``. It is None at once without a compiler that works."""
+def _paths() -> list[Path]:
+    """Return the places of the library for this processor, and of those for others that this one can load."""
+    sources = [(_FOLDER / name).read_bytes() for name in (*_SOURCES, *_HEADERS)]
+    machine = platform.system(), platform.machine()
+    own = _processor_options()
+    keys = [
+        hashlib.sha256(repr((sources, _OPTIONS, options, *machine)).encode()).hexdigest()
+        for options in (own, *({(), _WITHOUT_AVX512} - {own}))
+    ]
+    return [cache_folder() / "custom_operators" / f"{key}.so" for key in keys]
+
+
+def _processor_options() -> tuple[str, ...]:
+    """Return options that leave out kernels for other processors, which take most of the compiler's time."""
+    with suppress(OSError), _CPU_INFO.open("rb") as file:
+        known = file.read(8192).split()  # of the first core
+        if b"avx2" in known and b"avx512f" not in known:
+            return _WITHOUT_AVX512
+    return ()
+
+
+def _begin_compiling(paths: Sequence[Path], future: "Future[Path | None]") -> None:
+    """Compile the kernels in a thread, which sets ``future``. Without a compiler that works it is set at once."""
     from tandemrt.plugins.onnxruntime.compiler import compile_library, find_compiler  # usually the cache has them
 
-    compiler = find_compiler(_FOLDER / _SOURCES[-1], _OPTIONS)
+    options = (*_OPTIONS, *_processor_options())
+    compiler = find_compiler(_FOLDER / _SOURCES[-1], options)
     if compiler is None:
-        future.set_result(None)
+        future.set_result(next((path for path in paths if path.is_file()), None))
         return
 
     def run() -> None:
         try:
-            future.set_result(compile_library(compiler, [_FOLDER / name for name in _SOURCES], path, _OPTIONS))
+            sources = [_FOLDER / name for name in _SOURCES]
+            future.set_result(compile_library(compiler, sources, paths[0], options))
         except OSError as error:
-            _report(path, error)
+            _report(paths[0], error)
             future.set_result(None)
         except BaseException as error:  # raised again by ``library``
             future.set_exception(error)

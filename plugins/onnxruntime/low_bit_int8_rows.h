@@ -1,6 +1,6 @@
-/* Rows of low_bit_int8_matmul, compiled for each kind of processor. low_bit_int8_matmul.c defines what differs: NAME,
- * TARGET, VECTOR_COLUMNS, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, STARTS_AT_MIDDLE, START, LOOK_UP, ADD_PAIR, WHOLE
- * and MULTIPLY_ADD. All kinds give the same bits. */
+/* Rows of low_bit_int8_matmul, compiled for each kind of processor. Its file defines what differs: NAME, TARGET,
+ * VECTOR_COLUMNS, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, STARTS_AT_MIDDLE, START, LOOK_UP, ADD_PAIR, WHOLE and
+ * MULTIPLY_ADD. All kinds give the same bits. */
 
 #define VECTOR_TILES (VECTOR_COLUMNS > COLUMNS ? VECTOR_COLUMNS / COLUMNS : 1)
 
@@ -150,7 +150,7 @@ TARGET INLINE void NAME(blocks)(const Call* call, size_t first, size_t last, siz
 }
 #undef CASE
 
-TARGET static void NAME(rows)(const Call* call, size_t first, size_t last, size_t row, size_t end) {
+TARGET void NAME(rows)(const Call* call, size_t first, size_t last, size_t row, size_t end) {
     if (call->table) {
         NAME(blocks)(call, first, last, row, end, 4, 1);
         return;

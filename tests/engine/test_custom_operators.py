@@ -103,6 +103,30 @@ def test_a_library_is_compiled_once_for_all_processes_of_its_user(
     assert custom_operators.library() is None
 
 
+def test_kernels_of_another_processor_are_used_without_a_compiler_alone(
+    cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = custom_operators._paths()
+    cache_folder.mkdir(parents=True)
+    other.touch(mode=0o700)
+    assert custom_operators._begun().result() == own
+    custom_operators._library.cache_clear()
+    own.unlink()
+    monkeypatch.setenv("PATH", "")
+    assert custom_operators._begun().result() == other
+
+
+@pytest.mark.parametrize(
+    ("flags", "options"), [("avx2 avx512f avx512_vnni", ()), ("avx2 fma", ("-DNO_AVX512",)), ("asimd", ())]
+)
+def test_kernels_for_avx512_are_compiled_for_processors_that_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, options: tuple[str, ...]
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor: 0\nflags: {flags}\n\nprocessor: 1\n")
+    monkeypatch.setattr(custom_operators, "_CPU_INFO", tmp_path / "cpuinfo")
+    assert custom_operators._processor_options() == options
+
+
 def test_a_build_goes_on_while_the_kernels_are_compiled(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
