@@ -89,27 +89,31 @@ class _Entry(Record):
         return self if isinstance(self, DraftSampling) else DraftSampling()
 
 
-class ModelEntry(_Entry, DraftSampling):
-    """An independent draft model with the target's vocabulary."""
-
-    kind: Literal["model"]
-
-
-class PardEntry(_Entry, DraftSampling):
-    """A draft model that predicts the whole draft window in one call."""
-
-    kind: Literal["pard"]
-    mask_token: MaskToken
-
-
-class FeatureEntry(_Entry, DraftSampling):
-    """A draft that reads the target's hidden states.
+class SampledEntry(_Entry, DraftSampling):
+    """A draft with logits, from which its tokens are sampled.
 
     ``vocab``: width of the draft's logits where the draft covers a part of the target's vocabulary; the bundle's
     TARGET_IDS file has the ids. None: the draft covers the whole vocabulary.
     """
 
     vocab: Count | None = None
+
+
+class ModelEntry(SampledEntry):
+    """An independent draft model with the target's vocabulary."""
+
+    kind: Literal["model"]
+
+
+class PardEntry(SampledEntry):
+    """A draft model that predicts the whole draft window in one call."""
+
+    kind: Literal["pard"]
+    mask_token: MaskToken
+
+
+class FeatureEntry(SampledEntry):
+    """A draft that reads the target's hidden states."""
 
 
 class Eagle3Entry(FeatureEntry):

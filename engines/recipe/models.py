@@ -62,13 +62,15 @@ class _WithKind(_WithCheckpoint, DraftSampling):
 class ModelDraft(_WithKind):
     """A smaller model with the target's vocabulary. A *pard* draft predicts the whole draft window in one call.
 
-    ``dtype`` None: the target's. ``kv_dtype`` None: float8 if the recipe sets it for the target, else the dtype of the
-    draft's checkpoint, else the compute dtype. ``dequantize``: see Target.
+    ``vocab``: the draft proposes only tokens with ids below it; None: all. ``dtype`` None: the target's. ``kv_dtype``
+    None: float8 if the recipe sets it for the target, else the dtype of the draft's checkpoint, else the compute dtype.
+    ``dequantize``: see Target.
     """
 
     dtype: Dtype | None = None
     kv_dtype: KvDtype | None = None
     dequantize: bool = False
+    vocab: Annotated[int, Field(ge=1)] | None = None
     kind: ModelKind
     num_draft_tokens: NumDraftTokens
 

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import TypeAdapter
 
 from tandemrt.engines.bundle.bundle import TOKENIZER
@@ -27,6 +28,7 @@ from tandemrt.engines.bundle.manifest import (
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, DraftEntry
 from tandemrt.engines.parallel.threads import begun, map_in_threads
 from tandemrt.engines.parameters.generation_config import recommended
+from tandemrt.engines.recipe.models import ModelDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, clipped
@@ -128,7 +130,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         if isinstance(models[-1], DraftHead) and models[-1].borrowed:
             with clock.step("Copy the tensors that the draft shares with its target"):
                 models = (models[0], models[-1].with_borrowed(folder / models[-1].role))
-        if isinstance(models[-1], DraftHead) and (ids := models[-1].target_ids()) is not None:
+        if (ids := _target_ids(recipe, models)) is not None:
             np.save(folder / TARGET_IDS, ids)
         with clock.step("Open the tokenizer"):
             _require_tokenizer(folder / TOKENIZER, models[0])
@@ -258,6 +260,14 @@ def _draft(recipe: Recipe, models: Models) -> DraftEntry:
     for draft in models[1:]:
         fields |= draft.entry
     return TypeAdapter[DraftEntry](DraftEntry).validate_python(fields)
+
+
+def _target_ids(recipe: Recipe, models: Models) -> npt.NDArray[np.int32] | None:
+    """Return the target's ids of the tokens that the draft can propose; None: all, or there is no model that drafts."""
+    if isinstance(models[-1], DraftHead):
+        return models[-1].target_ids()
+    vocab = recipe.draft.vocab if isinstance(recipe.draft, ModelDraft) else None
+    return None if vocab is None else np.arange(vocab, dtype=np.int32)
 
 
 def _files(folder: Path) -> dict[str, File]:

@@ -10,6 +10,7 @@ from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.calls import most_query
 from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.recipe.models import ModelDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.models import Draft, Model, Models
 from tandemrt.export.bundle.opened_head import DraftHead
@@ -31,7 +32,7 @@ def graphs(recipe: Recipe, models: Models) -> list[Graph]:
         _weightless("adjust", target, contract.adjust, build_adjust, width),
         _weightless("verify", target, contract.verify, build_verify, width, draft_probs=False),
         _weightless("verify_probs", target, contract.verify, build_verify, width, draft_probs=True),
-        *(graph for draft in drafts for graph in _propose(draft, width)),
+        *(graph for draft in drafts for graph in _propose(draft, recipe, width)),
     ]
 
 
@@ -71,12 +72,19 @@ def _features(drafts: Sequence[Draft]) -> tuple[int, ...]:
 
 def _draft(draft: Draft, recipe: Recipe, lowering: Lowering, width: int) -> list[Graph]:
     if isinstance(draft, Model):
-        return [_decoder(draft, recipe, lowering, width)]
+        return [_decoder(draft, recipe, lowering, _draft_vocab(draft, recipe, width))]
     return draft.graphs(recipe, lowering)
 
 
-def _propose(draft: Draft, width: int) -> list[Graph]:
-    vocab = draft.spec.draft_vocab if isinstance(draft, DraftHead) else width
+def _draft_vocab(draft: Draft, recipe: Recipe, width: int) -> int:
+    """Return the number of tokens that the draft can propose, of the ``width`` of the target's logits."""
+    if isinstance(draft, DraftHead):
+        return draft.spec.draft_vocab
+    return (recipe.draft.vocab if isinstance(recipe.draft, ModelDraft) else None) or width
+
+
+def _propose(draft: Draft, recipe: Recipe, width: int) -> list[Graph]:
+    vocab = _draft_vocab(draft, recipe, width)
     names: tuple[EngineName, EngineName] = ("propose", "propose_probs")
     return [
         _weightless(

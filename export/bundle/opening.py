@@ -41,7 +41,18 @@ def open_models(recipe: Recipe) -> Models:
         rule = f"its vocabulary must hold every token of the target's tokenizer, {target.vocabulary.size}"
         raise BadRecipe(f"draft.checkpoint: {rule}; its logits have {draft.spec.vocab}; choose one of the same family")
     target.vocabulary.require_same_tokens(draft.vocabulary)
+    _require_vocab(recipe, recipe.draft.vocab, min(target.spec.vocab, draft.spec.vocab))
     return target, draft
+
+
+def _require_vocab(recipe: Recipe, vocab: int | None, most: int) -> None:
+    """Raise BadRecipe unless a draft model can propose only the first ``vocab`` of ``most`` tokens."""
+    if vocab is not None and recipe.backend.device != "cpu":
+        raise BadRecipe(f"draft.vocab needs backend.name {CPU!r}; got {recipe.backend.name!r}; leave it out")
+    if vocab is not None and vocab >= most:
+        raise BadRecipe(
+            f"draft.vocab must be below {most}, the size of the vocabulary; got {vocab}; lower it, or leave it out"
+        )
 
 
 def _open(role: EngineName, recipe: Recipe) -> Model:

@@ -119,7 +119,8 @@ def build_decoder(
             )
     with b.scope("head"):
         head = Linear.stored("model.embed_tokens" if spec.tied else "lm_head", spec.vocab, bias=spec.head_bias)
-        logits = head(b, picked, w)
+        wanted = spec.vocab if spec.normed_head else min(width or spec.vocab, spec.vocab)
+        logits = head.first(b, picked, w, wanted)
         if spec.normed_head:
             rows_of_head = w("lm_head.weight", (spec.vocab, spec.hidden))
             logits = b.op("Div", logits, b.op("ReduceL2", rows_of_head, b.constant([1]), keepdims=0))

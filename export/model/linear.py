@@ -47,6 +47,10 @@ class Linear:
             return matmul
         return b.op("Add", matmul, w.stacked([f"{name}.bias" for name in self.names], self.widths))
 
+    def first(self, b: GraphBuilder, x: ir.Value, w: Weights, width: int) -> ir.Value:
+        """Append the matmul for ``width`` outputs or more, the first ones. Kernels of a CPU compute no further ones."""
+        return self(b, x, w) if self.bias else self._matmul(b, x, w, width)
+
     def outputs(self, b: GraphBuilder, x: ir.Value, w: Weights, *orders: Sequence[int]) -> tuple[ir.Value, ...]:
         """Return the outputs with the numbers of each of ``orders``, in that order.
 
@@ -73,10 +77,11 @@ class Linear:
             return False
         return not any(map(w.transposed, names))  # asked last: packed weights have other names
 
-    def _matmul(self, b: GraphBuilder, x: ir.Value, w: Weights) -> ir.Value:
+    def _matmul(self, b: GraphBuilder, x: ir.Value, w: Weights, width: int | None = None) -> ir.Value:
+        """Append the matmul without the bias; see ``first`` for ``width``."""
         names, inner = [f"{name}.weight" for name in self.names], width_of(x)
         if (tiles := w.tiles(names, self.widths, inner)) is not None:
-            return tiled_matmul(b, x, tiles, width=self.width)
+            return tiled_matmul(b, x, tiles, width=width or self.width)
         stored = [w.quantized(name) for name in self.names]
         if len(parts := self._alike(stored)) > 1:
             return b.op("Concat", *(part(b, x, w) for part in parts), axis=-1)
@@ -86,7 +91,7 @@ class Linear:
             if how.tiles:
                 return low_bit_matmul(b, x, low_bit_tensors, how, self.names, self.widths, dtype=w.dtype)
             if how.interleaved:
-                return low_bit_int8_matmul(b, x, low_bit_tensors, how, width=self.width)
+                return low_bit_int8_matmul(b, x, low_bit_tensors, how, width=width or self.width)
             return matmul_nbits(b, x, low_bit_tensors, how, dtype=w.dtype, width=self.width)
         if isinstance(how, Scheme) and w.scaled_matmuls:
             return scaled_matmul(b, x, w, self.names, self.widths, how)

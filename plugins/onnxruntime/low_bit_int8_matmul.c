@@ -165,7 +165,7 @@ static OrtStatus* compute(void* self, void* context) {
     int fit = call.groups == call.groups_of_scale * call.scales_of_output;
     fit &= !call.table || (call.bits == 4 && inputs[TABLE].rank == 1 && inputs[TABLE].dims[0] == ENTRIES);
     for (size_t i = 1; i < TABLE; i++)
-        fit &= !inputs[i].rank || ((size_t)inputs[i].dims[0] == tiles && (size_t)inputs[i].dims[1] == sizes[i]);
+        fit &= !inputs[i].rank || ((size_t)inputs[i].dims[0] >= tiles && (size_t)inputs[i].dims[1] == sizes[i]);
     if (!fit) {
         status = failure(api, "low_bit_int8_matmul: the shapes of the inputs do not fit");
         goto done;

@@ -328,7 +328,7 @@ static OrtStatus* compute(void* self, void* context) {
     call.width = (size_t)kernel->width;
     call.rows = rows_of(x.dims, x.rank);
     const size_t tiles = count_of(call.width, COLUMNS);
-    if ((size_t)weight.dims[0] != tiles || (size_t)weight.dims[1] != call.inner * COLUMNS) {
+    if ((size_t)weight.dims[0] < tiles || (size_t)weight.dims[1] != call.inner * COLUMNS) {
         status = failure(api, "tiled_matmul: the shapes of the inputs do not fit");
         goto done;
     }

@@ -19,7 +19,7 @@ def low_bit_int8_matmul(
     group_size: int,
     width: int,
 ) -> np.ndarray:
-    """Return rounded(x) @ w.T, float32 [..., width], for ``x`` [..., inner].
+    """Return rounded(x) @ w.T, float32 [..., width], for ``x`` [..., inner] and the first ``width`` outputs of w.
 
     w = (integer - zero point) * scale, or integer * scale + offset. ``weight`` holds the integers, of ``bits`` bits, in
     the order of ``interleaved``. The other inputs are in the order of ``by_tile``, with one value per ``group_size``

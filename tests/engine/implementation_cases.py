@@ -450,6 +450,7 @@ def _by_low_bits_and_int8(kind: np.dtype[Any]) -> Iterator[Case]:  # noqa: ARG00
             weight = interleaved_weight(rng, width, 512, group, bits, more=more, groups_per_scale=groups_per_scale)
             x = rng.normal(size=(rows, 512)).astype(np.float32)
             yield Case({"x": x, **weight}, {"bits": bits, "group_size": group, "width": width})
+    yield Case({"x": x, **weight}, {"bits": bits, "group_size": group, "width": 19})  # of 37 outputs
 
 
 def interleaved_weight(
@@ -489,6 +490,7 @@ def _by_tiles(kind: np.dtype[Any]) -> Iterator[Case]:
         x = rng.normal(size=(*rows, inner)).astype(np.float32)
         yield Case({"x": x, "weight": tiled(weight.astype(kind))}, {"width": width})
     yield Case({"x": x[:0], "weight": tiled(weight.astype(kind))}, {"width": width})
+    yield Case({"x": x[:9], "weight": tiled(weight.astype(kind))}, {"width": 41})  # of 130 outputs
 
 
 def _unscaled(kind: np.dtype[Any]) -> Iterator[Case]:

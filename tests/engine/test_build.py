@@ -342,6 +342,26 @@ def test_a_draft_without_all_tokens_of_the_target_is_refused(copy: Path) -> None
         build(recipe(copy), copy / "out")
 
 
+@pytest.mark.parametrize(
+    ("vocab", "backend", "message"),
+    [
+        (
+            VOCAB,
+            'name = "onnxruntime-cpu"',
+            f"draft.vocab must be below {VOCAB}, the size of the vocabulary; got {VOCAB}",
+        ),
+        (9, 'name = "onnxruntime-cuda"\ncache = "linear"', "draft.vocab needs backend.name 'onnxruntime-cpu'; got"),
+    ],
+)
+def test_a_part_of_the_vocabulary_that_a_draft_cannot_have_is_refused(
+    copy: Path, vocab: int, backend: str, message: str
+) -> None:
+    drafting = f'kind = "model"\ncheckpoint = "{copy / "draft"}"\nvocab = {vocab}'
+    file = write_recipe(copy / "r.toml", target=copy / "target", backend=backend, drafting=drafting)
+    with pytest.raises(BadRecipe, match=message):
+        build(Recipe.load(file), copy / "out")
+
+
 def test_a_tokenizer_that_the_runtime_would_refuse_is_refused_and_leaves_no_files(copy: Path) -> None:
     file = copy / "target" / "tokenizer.json"
     tokenizer = json.loads(file.read_text())

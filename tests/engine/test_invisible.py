@@ -15,6 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
+from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.recipe.recipe import Recipe
+from tandemrt.export.bundle.build import build
+from tests.makers import write_recipe
+
+SOME = 200  # of 320 tokens
 
 SCHEMA = {
     "type": "object",
@@ -116,6 +122,23 @@ def test_ngram_drafts_change_no_token(ngram_bundle: Path, autoregressive: list[A
     looked_up = outputs(ngram_bundle)
     assert [output_of(output) for output in looked_up] == autoregressive
     assert sum(output.speculation.num_draft_tokens for output in looked_up) > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_draft_that_proposes_some_tokens_changes_no_token(
+    tiny_bundle: Path, autoregressive: list[Any], tmp_path: Path, dtype: str
+) -> None:
+    checkpoints = tiny_bundle.parent
+    drafting = f'kind = "model"\ncheckpoint = "{checkpoints / "draft"}"\ndtype = "{dtype}"\nvocab = {SOME}\n'
+    recipe = write_recipe(tmp_path / "some.toml", target=checkpoints / "target", drafting=drafting)
+    bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
+    assert Bundle.open(bundle).contract("draft")["logits"].shape[2] == SOME
+    with LLM(bundle, threads=1) as llm:
+        params = [SamplingParams(**params) for _, params in REQUESTS]
+        assert [output_of(each) for each in llm.generate([prompt for prompt, _ in REQUESTS], params)] == autoregressive
+        assert sum(llm.metrics.accepted) > 0
+        rejection = SamplingParams(rule="rejection", seed=1, max_tokens=30)
+        assert llm.generate("and the", rejection).finish_reason is not None
 
 
 def test_an_adaptive_draft_window_changes_no_token(tiny_bundle: Path, autoregressive: list[Any]) -> None:

@@ -156,6 +156,7 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]]
         for draft, kinds in {models.ModelDraft: ModelKind, models.HeadDraft: HeadKind}.items()
         for kind in get_args(kinds)
     ),
+    (models.ModelDraft, {"kind": "model", "checkpoint": "c", "num_draft_tokens": 4}, {"vocab": MANY}),
     (models.NgramDraft, {"kind": "ngram"}, {"num_draft_tokens": DRAFTED, "ngram_min": (1, 4), "ngram_max": (2, None)}),
     (models.NgramDraft, {"kind": "ngram", "ngram_min": 1}, {"ngram_max": MANY}),
     (models.NoDraft, {"kind": "none"}, {"num_draft_tokens": (0, 16)}),
@@ -177,9 +178,9 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]]
     (File, {"sha256": "0" * 64, "size": 1}, {"size": (0, None), "sha256": (lambda n: "f" * n, 64, 64)}),
     (NgramEntry, {"kind": "ngram", "ngram_max": 4}, {"ngram_min": (1, 4)}),
     (NgramEntry, {"kind": "ngram", "ngram_min": 1}, {"ngram_max": MANY}),
-    (ModelEntry, {"kind": "model"}, SAMPLED),
+    (ModelEntry, {"kind": "model"}, {"vocab": MANY, **SAMPLED}),
     (PardEntry, {"kind": "pard"}, {"mask_token": (0, None)}),
-    (PardEntry, {"kind": "pard", "mask_token": 0}, SAMPLED),
+    (PardEntry, {"kind": "pard", "mask_token": 0}, {"vocab": MANY, **SAMPLED}),
     (Eagle3Entry, {"kind": "eagle3"}, {"vocab": MANY, **SAMPLED}),
     (PEagleEntry, {"kind": "peagle"}, {"mask_token": (0, None)}),
     (PEagleEntry, {"kind": "peagle", "mask_token": 0}, {"vocab": MANY, **SAMPLED}),
