@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 MARKS = tuple(map(chr, range(0xFDD0, 0xFDF0)))  # Unicode noncharacters: never part of text
 
 
-def control_tokens(backend: Backend, writers: Iterable[str] = ()) -> dict[int, AddedToken]:
+def control_tokens(backend: Backend, writers: Iterable[str]) -> dict[int, AddedToken]:
     """Return the control tokens of a tokenizer by id: its special tokens, and added tokens that occur in ``writers``.
 
     ``writers`` are chat templates and reasoning delimiters. Tool-call and reasoning tags are often not special tokens.

@@ -123,11 +123,9 @@ class Tokenizer:
         return self._chat["tool_use" if tools and "tool_use" in self._chat else "default"]
 
 
-def open_tokenizer(
-    folder: Path, vocab_size: int, *, chat_template: str | None = None, delimiters: Sequence[str] = ()
-) -> tuple[Tokenizer, Vocabulary]:
+def open_tokenizer(folder: Path, vocab_size: int, *, delimiters: Sequence[str] = ()) -> tuple[Tokenizer, Vocabulary]:
     """Return the tokenizer in ``folder`` and its vocabulary, as ``load_tokenizer`` and ``vocabulary_of`` do."""
-    tokenizer = load_tokenizer(folder, chat_template=chat_template, delimiters=delimiters)
+    tokenizer = load_tokenizer(folder, delimiters=delimiters)
     return tokenizer, vocabulary_of(tokenizer, folder, vocab_size)
 
 

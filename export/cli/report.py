@@ -46,9 +46,7 @@ def findings(bundle: Bundle, *, verify: bool) -> list[str]:
     return lines
 
 
-def print_bundle(
-    bundle: Bundle, problems: list[str], *, verify: bool, everything: bool = False, fits: Capacity | None = None
-) -> None:
+def print_bundle(bundle: Bundle, problems: list[str], *, verify: bool, everything: bool, fits: Capacity | None) -> None:
     """Print a summary of the manifest, or ``everything`` in it; the problems; with ``fits`` what a GPU holds."""
     manifest = bundle.manifest
     console.print(f"[bold]{escape(manifest.name)}[/bold]  {escape(str(bundle.folder))}")
@@ -104,7 +102,7 @@ def print_repository(model: Path, problems: list[str]) -> None:
     console.print(f"Model [bold]{escape(model.name)}[/bold] in {escape(str(model.parent))}: {verdict}")
 
 
-def print_json(bundle: Bundle, problems: list[str], *, verify: bool, fits: Capacity | None = None) -> None:
+def print_json(bundle: Bundle, problems: list[str], *, verify: bool, fits: Capacity | None) -> None:
     """Print the manifest and the problems as one JSON object."""
     manifest = bundle.manifest.model_dump(mode="json")
     result: dict[str, Any] = {
@@ -288,9 +286,9 @@ def _pairs(title: str, values: dict[str, str]) -> Table:
     return table
 
 
-def _short(value: Any, width: int = 60) -> str:
+def _short(value: Any) -> str:
     text = json.dumps(value)
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _bytes(size: int) -> str:

@@ -28,6 +28,7 @@ _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.(?:rotary_emb\.inv_freq|bias|masked_bias)")
 
 _TILES = ".tiles"
+_READ = 1 << 24  # bytes at a time
 _NUMBERS = ("int8", "int6", "int5", "int4", "float4", "float8", *K_QUANTS, *TABLES)  # of low-bit formats
 _OF_GROUPS = ("scales", "zeros", "offsets", "subscales")  # kinds of tensors (LowBitFormat.shapes)
 EXPERTS = ".mlp.experts."  # in the names of their weights
@@ -301,9 +302,9 @@ class Weights:
         return self.checkpoint.tensors[name]
 
 
-def _equal_bytes(one: StoredTensor, other: StoredTensor, step: int = 1 << 24) -> bool:
+def _equal_bytes(one: StoredTensor, other: StoredTensor) -> bool:
     with one.file.open("rb") as left, other.file.open("rb") as right:
         left.seek(one.offset)
         right.seek(other.offset)
-        sizes = (min(step, one.nbytes - begin) for begin in range(0, one.nbytes, step))
+        sizes = (min(_READ, one.nbytes - begin) for begin in range(0, one.nbytes, _READ))
         return all(left.read(size) == right.read(size) for size in sizes)

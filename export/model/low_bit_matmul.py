@@ -52,7 +52,7 @@ def low_bit_matmul(
     return matmul
 
 
-def low_bit_functions(w: Weights, of_experts: Sequence[str] = ()) -> tuple[ir.Function, ...]:
+def low_bit_functions(w: Weights, of_experts: Sequence[str]) -> tuple[ir.Function, ...]:
     """Return the function bodies of the operators that the matmuls and experts of the checkpoint use.
 
     ``of_experts``: the optional inputs that the operators of experts have, besides zero points.

@@ -165,7 +165,7 @@ def convolved_by(
     dtype: str,
     *,
     bias: ir.Value | None = None,
-    activation: Literal["silu", "none"] = "none",
+    activation: Literal["silu", "none"],
 ) -> ir.Value:
     """Return the causal convolution of each channel of ``x`` [batch, tokens, channels] by ``weight``.
 

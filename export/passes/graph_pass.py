@@ -45,7 +45,7 @@ class GraphPass:
 
 
 def graph_pass(
-    *, requires: tuple[Condition, ...] = (), ensures: tuple[Condition, ...] = ()
+    *, requires: tuple[Condition, ...] = (), ensures: tuple[Condition, ...]
 ) -> Callable[[Callable[[ir.Model], int]], GraphPass]:
     """Decorate a rewrite function as a pass of the same name."""
 

@@ -25,7 +25,7 @@ FILE = "tiles.safetensors"
 _DTYPES = ("float32", "float16", "bfloat16")
 
 
-def write_tiles(checkpoint: Checkpoint, spec: ModelSpec, folder: Path, progress: Progress | None = None) -> Checkpoint:
+def write_tiles(checkpoint: Checkpoint, spec: ModelSpec, folder: Path, progress: Progress | None) -> Checkpoint:
     """Write the weights to a file in ``folder``, in their dtype; return the checkpoint with these tensors added.
 
     One matrix is in memory at a time.

@@ -54,7 +54,7 @@ def tensor_names(module: str, scheme: Scheme) -> tuple[str, ...]:
 _INPUTS = ("input_scale", "input_zero_point")  # of inputs that a build leaves unquantized
 
 
-def packed_format(scheme: Scheme, inner: int, *, on_gpu: bool = False) -> LowBitFormat:
+def packed_format(scheme: Scheme, inner: int, *, on_gpu: bool) -> LowBitFormat:
     """Return the format in which a build writes a packed weight with ``inner`` inputs.
 
     ``on_gpu``: 4-bit floats stay floats. On a CPU they choose among integers of 8 bits.

@@ -109,7 +109,7 @@ def part_of_rows(tensor: StoredTensor, first: int, count: int) -> StoredTensor:
     return replace(tensor, shape=shape, offset=tensor.offset + first * each, nbytes=count * each)
 
 
-def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, inputs: int = 1) -> None:
+def require_splittable(spec: ModelSpec, checkpoint: Checkpoint, ranks: int, *, inputs: int) -> None:
     """Raise BadRecipe, which names the reason, unless the model can be split over ``ranks``.
 
     ``checkpoint`` has the names of the graph. ``inputs``: a rank's inputs of a matmul must be a multiple of it, and

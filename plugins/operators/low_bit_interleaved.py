@@ -21,7 +21,7 @@ def step_bytes(bits: int) -> int:
     return OUTPUTS * STEP * bits // 8
 
 
-def interleaved_shape(width: int, inner: int, bits: int = 4) -> tuple[int, int]:
+def interleaved_shape(width: int, inner: int, bits: int) -> tuple[int, int]:
     """Return the shape of the integers of a weight [width, inner]."""
     return -(-width // OUTPUTS), -(-inner // STEP) * step_bytes(bits)
 
@@ -51,7 +51,7 @@ def interleaved(integers: npt.NDArray[np.uint8], bits: int = 4) -> npt.NDArray[n
     return np.concatenate(parts, axis=2).view(np.uint8).reshape(tiles, nbytes)
 
 
-def deinterleaved(packed: npt.NDArray[np.uint8], bits: int = 4) -> npt.NDArray[np.uint8]:
+def deinterleaved(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
     """Return the integers of ``packed``, one per byte: uint8 [tiles * 8, padded inputs]."""
     steps = packed.reshape(len(packed), -1, step_bytes(bits) // (OUTPUTS * 4), OUTPUTS * 4)
     shape = (*steps.shape[:2], RUNS, OUTPUTS, 4)

@@ -248,7 +248,7 @@ def make_cache_manager(
     device: torch.device,
     *,
     slack: int,
-    caches_outputs: bool = True,
+    caches_outputs: bool,
 ) -> KVCacheManager:
     """Make the manager of the caches of ``contracts``, with memory for ``tokens`` tokens (None: the bundle's number).
 

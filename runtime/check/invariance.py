@@ -63,9 +63,7 @@ class _Requests:
         )
 
 
-def check_invariance(
-    path: Path, options: RuntimeOptions, prompts: Sequence[Prompt] | None = None
-) -> Iterator[CheckResult]:
+def check_invariance(path: Path, options: RuntimeOptions, prompts: Sequence[Prompt] | None) -> Iterator[CheckResult]:
     """Generate the texts of ``prompts`` (None: random ones) in many ways, and yield a comparison for each.
 
     The ways: every draft window, batch sizes, prompt chunks, the prefix cache, a chat's next turn, and preemption. A

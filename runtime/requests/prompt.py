@@ -217,7 +217,7 @@ class PromptReader:
         return text
 
     def _encode_text(
-        self, text: str, in_worker: InWorker, *, add_special_tokens: bool = True, mark: str | None = None
+        self, text: str, in_worker: InWorker, *, add_special_tokens: bool, mark: str | None = None
     ) -> list[int]:
         """Tokenize. ``mark`` splits control tokens that occur as text (engines/text/control_tokens.py)."""
         if len(text) <= self._max_bytes:

@@ -334,7 +334,7 @@ class FairQueue:
 
 
 def pick_displaced(
-    waiting: Sequence[QueuedRequest], newcomer: Request, count: int = 1, running: Iterable[Request] = ()
+    waiting: Sequence[QueuedRequest], newcomer: Request, count: int, running: Iterable[Request]
 ) -> QueuedRequest | None:
     """Pick the request that a full queue gives up for ``count`` requests like ``newcomer``.
 

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 
 from tandemrt import Chat
 from tandemrt.engines.text.control_tokens import MARKS, ControlText, control_tokens
-from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
+from tandemrt.engines.text.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests.prompt import PromptReader
 from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
@@ -307,7 +307,7 @@ def test_a_lone_surrogate_is_rejected_anywhere(backend: Backend) -> None:
 def test_a_template_may_come_from_a_file(tmp_path: Path) -> None:
     folder, file = tiny_tokenizer(tmp_path / "t"), tmp_path / "mine.jinja"
     file.write_text("mine: {{ messages[0].content }}")
-    chat_tokenizer, _ = open_tokenizer(folder, VOCAB, chat_template=str(file))
+    chat_tokenizer = load_tokenizer(folder, chat_template=str(file))
     assert chat_tokenizer.apply_chat_template(user("x")) == "mine: x"
     with pytest.raises(BadRequest, match=r"chat_template: must be a file with a template, in UTF-8, received .*; give"):
-        open_tokenizer(folder, VOCAB, chat_template=str(tmp_path))
+        load_tokenizer(folder, chat_template=str(tmp_path))

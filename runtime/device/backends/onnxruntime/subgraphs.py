@@ -104,7 +104,7 @@ def open_subgraphs(
     wanted: Sequence[tuple[Path, Contract]],
     device: torch.device,
     stream: int,
-    threads: int | None = None,
+    threads: int | None,
     initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
     *,
     tf32: bool = False,
