@@ -136,7 +136,7 @@ class Layers:
         self, name: str, stream: torch.Tensor, normed: torch.Tensor, begin: int, *, causal: bool = True
     ) -> torch.Tensor:
         """Attention of ``normed`` [tokens, …] over earlier tokens, then the MLP. Not ``causal``: and later ones."""
-        count = len(normed)
+        count, normed = len(normed), self.before(name, "attention", normed)
         key, value = self.write(name, normed, begin)
         query = self._heads(normed, f"{name}.self_attn", "q", begin)
         group = len(query) // len(key)
@@ -145,8 +145,18 @@ class Layers:
             later = torch.arange(key.shape[1])[None] > begin + torch.arange(count)[:, None]
             scores = scores.masked_fill(later, float("-inf"))
         mixed = (scores.softmax(-1) @ value.repeat_interleave(group, 0)).transpose(0, 1).reshape(count, -1)
-        stream = stream + mixed @ self.weights[f"{name}.self_attn.o_proj.weight"].T
-        return stream + self.mlp(f"{name}.mlp", self.norm(stream, f"{name}.post_attention_layernorm"))
+        mixed = mixed @ self.weights[f"{name}.self_attn.o_proj.weight"].T
+        stream = stream + self.after(name, "attention", mixed)
+        normed = self.before(name, "mlp", self.norm(stream, f"{name}.post_attention_layernorm"))
+        return stream + self.after(name, "mlp", self.mlp(f"{name}.mlp", normed))
+
+    def before(self, name: str, sublayer: str, x: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """The input of the sublayer "attention" or "mlp" of layer ``name``, given its normed stream."""
+        return x
+
+    def after(self, name: str, sublayer: str, y: torch.Tensor) -> torch.Tensor:  # noqa: ARG002
+        """What is added to the stream, given the output of the sublayer."""
+        return y
 
     def mlp(self, name: str, x: torch.Tensor) -> torch.Tensor:
         gate, up, down = (self.weights[f"{name}.{kind}_proj.weight"] for kind in ("gate", "up", "down"))

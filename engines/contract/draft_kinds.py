@@ -14,7 +14,7 @@ from tandemrt.engines.validation.errors import quoted
 from tandemrt.engines.validation.records import Record, reject
 
 ModelKind = Literal["model", "pard"]  # a model of its own
-HeadKind = Literal["eagle3", "peagle", "mtp", "dflash", "dspark"]  # reads the target's hidden states
+HeadKind = Literal["eagle3", "peagle", "mtp", "dflash", "dflash2", "dspark"]  # reads the target's hidden states
 
 # Engines of MTP layers: each drafts one token. The first has the name that every other draft model has.
 DRAFT_LAYERS: tuple[Literal["draft", "draft_2", "draft_3", "draft_4"], ...] = ("draft", "draft_2", "draft_3", "draft_4")
@@ -145,11 +145,12 @@ class MtpEntry(FeatureEntry):
 class BlockEntry(FeatureEntry):
     """A block draft: one call of ``block`` tokens, the newest token followed by masks.
 
-    The tokens of a *dspark* draft are sampled one after the other, by a Markov head.
+    The tokens of a *dspark* draft are sampled one after the other, by a Markov head, and those of *dflash2* by a
+    selector among the most likely ones.
     ``sample_from_anchor``: the newest token predicts a token too.
     """
 
-    kind: Literal["dflash", "dspark"]
+    kind: Literal["dflash", "dflash2", "dspark"]
     mask_token: MaskToken
     block: Annotated[int, Field(ge=2, le=MAX_BLOCK_DRAFT)]
     sample_from_anchor: bool = False
@@ -199,6 +200,7 @@ DRAFT_KINDS: Mapping[str, DraftTraits] = {
     "mtp": DraftTraits(MtpEntry, _HEAD, 3, features=True, layers=len(DRAFT_LAYERS), lookahead=1),
     "pard": DraftTraits(PardEntry, _MODEL, 8, masks=True, parallel=True),
     "dflash": DraftTraits(BlockEntry, ("context", *_MODEL), 7, features=True, masks=True, block=True),
+    "dflash2": DraftTraits(BlockEntry, ("context", "markov", *_MODEL), 7, features=True, masks=True, block=True),
     "dspark": DraftTraits(BlockEntry, ("context", "markov", *_MODEL), 7, features=True, masks=True, block=True),
     "ngram": DraftTraits(NgramEntry),
     "none": DraftTraits(NoEntry),

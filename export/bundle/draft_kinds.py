@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
+import onnx_ir as ir
+
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind
 from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
@@ -13,11 +15,13 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.graph.graph import Graph
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash
+from tandemrt.export.model.dflash2 import build_dflash2, build_selector
 from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
 from tandemrt.export.model.markov import build_markov
 from tandemrt.export.model.mtp import build_mtp, build_state_norm
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
+from tandemrt.export.read.dflash2 import DFlash2Spec
 from tandemrt.export.read.dspark import DSparkSpec
 from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.mtp import MtpSpec, QuantizedWeights
@@ -117,8 +121,10 @@ def _read_block(
     return ReadDraft(spec, checkpoint, {})
 
 
-def _dflash_graphs(spec: DFlashSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
-    draft = partial(build_dflash, spec, checkpoint, **sizes.build)
+def _dflash_graphs(
+    spec: DFlashSpec, checkpoint: Checkpoint, sizes: GraphSizes, build: Callable[..., ir.Model] = build_dflash
+) -> list[Graph]:
+    draft = partial(build, spec, checkpoint, **sizes.build)
     write = partial(build_context, spec, checkpoint, **sizes.build)
     bindings, context = spec.contract(**sizes.contract), spec.context(**sizes.contract)
     return [
@@ -128,10 +134,21 @@ def _dflash_graphs(spec: DFlashSpec, checkpoint: Checkpoint, sizes: GraphSizes) 
 
 
 def _dspark_graphs(spec: DSparkSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
+    return [*_dflash_graphs(spec, checkpoint, sizes), _markov_graph(spec, checkpoint, sizes, build_markov)]
+
+
+def _dflash2_graphs(spec: DFlash2Spec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
+    block = _dflash_graphs(spec, checkpoint, sizes, build_dflash2)
+    return [*block, _markov_graph(spec, checkpoint, sizes, build_selector)]
+
+
+def _markov_graph(
+    spec: DSparkSpec | DFlash2Spec, checkpoint: Checkpoint, sizes: GraphSizes, build: Callable[..., ir.Model]
+) -> Graph:
     bindings = spec.markov(dtype=sizes.dtype)
-    markov = partial(build_markov, spec, checkpoint, dtype=sizes.dtype)
-    graph = Graph("markov", "draft/markov.onnx", sizes.dtype, bindings, markov)
-    return [*_dflash_graphs(spec, checkpoint, sizes), graph]
+    return Graph(
+        "markov", "draft/markov.onnx", sizes.dtype, bindings, partial(build, spec, checkpoint, dtype=sizes.dtype)
+    )
 
 
 def _pard_entry(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -175,5 +192,6 @@ FEATURE_DRAFTS: Mapping[str, FeatureDraft] = {
     "peagle": FeatureDraft(partial(_read_eagle3, parallel=True), _eagle3_graphs, _parallel_entry),
     "mtp": FeatureDraft(_read_mtp, _mtp_graphs, _mtp_entry, _mtp_notes, scores_all_tokens=True, borrows_layers=True),
     "dflash": FeatureDraft(_read_block, _dflash_graphs, **_BLOCK_DRAFT),
+    "dflash2": FeatureDraft(partial(_read_block, of=DFlash2Spec), _dflash2_graphs, **_BLOCK_DRAFT),
     "dspark": FeatureDraft(partial(_read_block, of=DSparkSpec), _dspark_graphs, **_BLOCK_DRAFT),
 }

@@ -5,6 +5,7 @@ the newest token, whose features do not exist yet, followed by mask tokens.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import onnx_ir as ir
 
@@ -15,7 +16,7 @@ from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.attention import LayerCache
 from tandemrt.export.model.block_draft_attention import LinearCacheBlockAttention, attention_by_layer
 from tandemrt.export.model.draft_vocabulary import EMBEDDING, draft_logits
-from tandemrt.export.model.layers import attention_weights, decoder_layer
+from tandemrt.export.model.layers import Around, attention_weights, decoder_layer
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES
 from tandemrt.export.model.norm import stored_norm
@@ -55,14 +56,23 @@ def build_context(
 
 
 def build_dflash(
-    spec: DFlashSpec, checkpoint: Checkpoint, *, dtype: str, capacity: int, lowering: Lowering
+    spec: DFlashSpec,
+    checkpoint: Checkpoint,
+    *,
+    dtype: str,
+    capacity: int,
+    lowering: Lowering,
+    around: Around | None = None,
 ) -> ir.Model:
     """Build the graph of ``contract.block``, whose calls have ``spec.block_size`` tokens per row.
 
+    ``around``: see layers.py.
     Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen, and for inconsistent vocabulary
     maps.
     """
     strategies, layer = STRATEGIES[lowering], spec.layer
+    if around is not None:
+        strategies = replace(strategies, select_rows_early=False)
     names = spec.contract(capacity=capacity, dtype=dtype, cache=_cache(lowering))
     b = GraphBuilder("draft")
     w = Weights(checkpoint, b, dtype, scaled_matmuls=strategies.scaled_matmuls)
@@ -83,7 +93,7 @@ def build_dflash(
         with b.scope(f"layers.{at}/attention"):
             normed = stored_norm(b, stream, w, f"layers.{at}.input_layernorm", layer)
         stream, present = decoder_layer(
-            b, stream, normed, w, layer, graph_inputs, strategies, attend, at, f"layers.{at}"
+            b, stream, normed, w, layer, graph_inputs, strategies, attend, at, f"layers.{at}", around=around
         )
         graph_outputs |= present
     with b.scope("head"):

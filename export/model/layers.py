@@ -5,7 +5,7 @@ or over a paged cache [tokens, hidden size]. The values that a graph may be cut 
 names: ``hidden.3`` is the residual stream before the attention of layer 3, ``residual.3`` the stream after it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import onnx_ir as ir
@@ -24,6 +24,10 @@ from tandemrt.export.model.recurrent import Recurrent
 from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.layer import UNIFORM, Experts, SharedExpert
 from tandemrt.export.read.spec import ModelSpec
+
+# Work around a sublayer: (builder, its normed input, weights, name of the work's tensors) -> its input, and what to do
+# with its output.
+Around = Callable[[GraphBuilder, ir.Value, Weights, str], tuple[ir.Value, Callable[[ir.Value], ir.Value]]]
 
 
 def decoder_layers(
@@ -107,17 +111,21 @@ def decoder_layer(
     layer: int,
     name: str,
     recur: Recurrent | None = None,
+    around: Around | None = None,
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """Append layer ``layer`` with the weights called ``name``: attention over ``normed``, then the MLP or the experts.
 
     ``graph_inputs`` also has the updated caches of earlier layers, which a layer without keys reads. A recurrent layer
-    has ``recur`` in place of attention. Returns the residual stream after it, and its updated caches
-    by their names in the contract. With ``strategies.select_rows_early`` the stream after the last layer has only the
-    rows that get logits.
+    has ``recur`` in place of attention. ``around`` needs all rows. Returns the residual stream after it, and its
+    updated caches by their names in the contract. With ``strategies.select_rows_early`` the stream after the last layer
+    has only the rows that get logits.
     """
     norms = spec.norms_of(layer)
     entered = stream
     with b.scope(f"layers.{layer}/attention"):
+        finish: Callable[[ir.Value], ir.Value] | None = None
+        if around is not None:
+            normed, finish = around(b, normed, w, f"{name}.attention_conv")
         parts: list[tuple[ir.Value, Linear, float]] = []
         present: dict[str, ir.Value] = {}
         if recur is not None and spec.recurrent_of(layer) is not None:
@@ -141,6 +149,7 @@ def decoder_layer(
             if norms.parallel and norms.before_mlp is None:
                 normed = strategies.select_rows(b, normed, graph_inputs["score_rows"])
         update = updates[0] if len(updates) == 1 else b.op("Add", *updates)
+        update = update if finish is None else finish(update)
         stream = _added(b, stream, norm_if_present(b, update, w, spec, name, norms.after_attention), spec, w.dtype)
     if not spec.has_mlp(layer):
         return stream, present
@@ -150,12 +159,15 @@ def decoder_layer(
             normed = norm_if_present(b, stream, w, spec, name, norms.before_mlp)
         elif norms.before_mlp is not None:
             normed = norm_if_present(b, entered, w, spec, name, norms.before_mlp)
+        if around is not None:
+            normed, finish = around(b, normed, w, f"{name}.mlp_conv")
         experts = spec.experts_of(layer)
         if experts is None:
             width = spec.intermediate_of(layer)
             update = _mlp(b, normed, w, spec, layer, f"{name}.mlp", width, strategies.activation)
         else:
             update = _experts(b, stream, normed, w, spec, experts, strategies, layer, name)
+        update = update if finish is None else finish(update)
         after = norms.after_mlp if experts is None else experts.output_norm or norms.after_mlp
         stream = _added(b, stream, norm_if_present(b, update, w, spec, name, after), spec, w.dtype)
     return stream, present

@@ -24,7 +24,6 @@ SPECULATORS_FIELDS = (
 _OTHERS: Mapping[str, str] = {
     "DominoDraftModel": "its head has a recurrent net (prefix_gru)",
     "QwenDFlareDraftModel": "each of its layers mixes the target's states by weights of its own",
-    "DFlash2DraftModel": "convolutions within a block surround its sublayers, and a selector chooses its tokens",
     "Gemma4DSparkModel": "its layers are those of Gemma 4",
     "KimiK3DSparkMLADraftModel": "its layers have latent attention",
     "Gemma4AssistantForCausalLM": "its layers read the target's KV cache",

@@ -144,7 +144,7 @@ class PlainBlockHead:
 
 
 class MarkovBlockHead:
-    """DSpark: the engine "markov" corrects the logits of each token by the token before it. Experimental.
+    """DSpark, DFlash2: the engine "markov" corrects the logits of each token by the token before it. Experimental.
 
     A recurrent head starts each block with a state ("memory") of zeros.
     """

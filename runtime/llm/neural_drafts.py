@@ -111,5 +111,6 @@ NEURAL_DRAFTERS: Mapping[str, Callable[[DraftParts, Any], Drafter]] = {
     "mtp": _mtp,  # the same
     "peagle": _parallel_head,  # reads pairs and mask tokens; one run per round
     "dflash": _block,  # reads a block of mask tokens; one run per round
+    "dflash2": _markov_block,  # the same; one run of the selector per drafted token
     "dspark": _markov_block,  # the same; one run of the Markov head per drafted token
 }

@@ -11,8 +11,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from tests import dflash, dspark, eagle3
+from tests import dflash, dflash2, dspark, eagle3
 from tests.dflash import BlockHead
+from tests.dflash2 import DFlash2Head
 from tests.dspark import DSparkHead
 from tests.eagle3 import Head
 from tests.makers import VOCAB, tiny_checkpoint
@@ -38,6 +39,9 @@ DFLASH = BlockHead(
 )
 DSPARK = DSparkHead(
     vocab=VOCAB, hidden=HIDDEN, draft_vocab=2, block=5, mask_token=MASK, head_dim=32, features=(2, 1), markov="rnn"
+)
+DFLASH2 = DFlash2Head(
+    vocab=VOCAB, hidden=HIDDEN, draft_vocab=VOCAB, block=6, mask_token=MASK, head_dim=32, features=(2, 1)
 )
 
 
@@ -178,6 +182,23 @@ class DSparkDrafts:
         return head
 
 
+class DFlash2Drafts:
+    """The head scores two tokens far above the others."""
+
+    def __init__(self, folder: Path, target: Target) -> None:
+        head = torch.randn(VOCAB, HIDDEN, generator=torch.Generator().manual_seed(2))
+        head[[70, 71]] *= 30
+        self._target, self._weights = target, DFLASH2.weights() | {"lm_head.weight": head}
+        DFLASH2.save(folder, self._weights)
+
+    @torch.no_grad()
+    def drafts(self, text: Sequence[int], window: int) -> list[int]:
+        head = dflash2.Definition(DFLASH2, self._weights, *self._target.tables)
+        if len(text) > 1:
+            head.context(self._target.features(torch.tensor(text[:-1]), DFLASH2.features))
+        return head.chain(text[-1], window, lambda logits: int(logits.argmax()))[1]
+
+
 class PardDrafts:
     """A draft of the target's own weights: the first token of a window is mostly right, the others are anything."""
 
@@ -217,5 +238,6 @@ KINDS = {
     "mtp": Kind(MtpDrafts, window=4, known=two_likely, lookahead=2, with_target=True),
     "pard": Kind(PardDrafts, window=5, late=False, least=0),
     "dflash": Kind(DFlashDrafts, window=5, known=two_known, least=0),
+    "dflash2": Kind(DFlash2Drafts, window=5, known=lambda _folder: (70, 71), least=0),
     "dspark": Kind(DSparkDrafts, window=5, known=two_known, least=0),
 }

@@ -1,8 +1,9 @@
 """The graphs of a DFlash draft against its definition: two draft blocks, the second after a context in parts."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -41,7 +42,13 @@ HEADS = {
 class Exported:
     """The graphs of a draft on onnxruntime, for one text."""
 
-    def __init__(self, folder: Path, lowering: Lowering, read: type[DFlashSpec] = DFlashSpec) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        lowering: Lowering,
+        read: type[DFlashSpec] = DFlashSpec,
+        build_block: Callable[..., Any] = build_dflash,
+    ) -> None:
         checkpoint = Checkpoint.open(folder)
         spec = read.from_hf(checkpoint.config, ModelSpec.from_hf(TARGET))
         self.paged = lowering == "paged"
@@ -50,7 +57,7 @@ class Exported:
         draft, context = spec.contract(**sizes), spec.context(**sizes)
         self.spec, self.checkpoint = spec, checkpoint
         self._draft = self.open(
-            folder / "draft", fused(build_dflash(spec, checkpoint, **how), lowering), draft, steps=self.paged
+            folder / "draft", fused(build_block(spec, checkpoint, **how), lowering), draft, steps=self.paged
         )
         self._context = self.open(
             folder / "context", fused(build_context(spec, checkpoint, **how), lowering), context, steps=self.paged

@@ -563,7 +563,7 @@ def test_any_other_manifest_version_is_rejected(bundle: Bundle, version: Any) ->
         (
             ("draft", "kind"),
             "medusa",
-            "draft.kind: must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'dflash', 'dspark', "
+            "draft.kind: must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'dflash', 'dflash2', 'dspark', "
             "'ngram', 'none'",
         ),
         (("draft", "kind"), "pard", "draft.mask_token: is required and missing\ndraft.ngram_min: is not a known key"),

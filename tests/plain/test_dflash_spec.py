@@ -107,7 +107,6 @@ def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message:
             "architectures should be one of DFlashDraftModel or QwenDFlashDraftModel for a block draft, it is",
         ),
         ({"architectures": ["DominoDraftModel"]}, "DominoDraftModel is not read: its head has a recurrent net"),
-        ({"architectures": ["DFlash2DraftModel"]}, "DFlash2DraftModel is not read: convolutions within a block"),
         ({"architectures": ["Gemma4DSparkModel"]}, "Gemma4DSparkModel is not read: its layers are those of Gemma 4"),
         ({"num_target_layers": 9}, "num_target_layers should be the target's num_hidden_layers, 8, it is 9"),
         (

@@ -51,6 +51,16 @@ DRAFTS: dict[str, tuple[dict[str, Any], dict[str, Contract]]] = {
     "peagle": ({"mask_token": 1}, TARGET | FUSE | WHOLE | {"draft": head(parallel=True)}),
     "mtp": ({"layers": 2}, TARGET | FUSE | WHOLE | {"draft": head(further=True), "draft_2": head(further=True)}),
     "dflash": ({"mask_token": 1, "block": 8, "vocab": DRAFT_VOCAB}, TARGET | CONTEXT | PART | {"draft": block()}),
+    "dflash2": (
+        {"mask_token": 1, "block": 8},
+        TARGET
+        | {"context": contract.context(features=FEATURES, **CACHE, vocab=96)}
+        | WHOLE
+        | {
+            "draft": contract.block(**CACHE, vocab=96, row_states=ROW_STATES),
+            "markov": contract.markov(vocab=96, **DTYPE, row_states=ROW_STATES),
+        },
+    ),
     "dspark": (
         {"mask_token": 1, "block": 8, "vocab": DRAFT_VOCAB},
         TARGET | CONTEXT | PART | {"draft": block(row_states=ROW_STATES), "markov": MARKOV},

@@ -176,7 +176,8 @@ def test_the_error_for_an_unknown_key_suggests_the_nearest_one(tmp_path: Path, t
         (MINIMAL + "[draft]\nnum_draft_tokens = 4", "draft.kind: is required and missing"),
         (
             MINIMAL + '[draft]\nkind = "medusa"',
-            "must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'dflash', 'dspark', 'ngram', 'none'; got",
+            "must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'dflash', 'dflash2', 'dspark', "
+            "'ngram', 'none'; got",
         ),
         (MINIMAL + '[draft]\nkind = "model"', "draft.checkpoint: is required and missing"),
         (
@@ -218,7 +219,7 @@ def test_a_missing_or_invalid_value_is_rejected_with_its_key(tmp_path: Path, tex
     assert message in refusal(tmp_path, text)
 
 
-@pytest.mark.parametrize("kind", ["model", "eagle3", "peagle", "mtp", "pard", "dflash", "dspark"])
+@pytest.mark.parametrize("kind", ["model", "eagle3", "peagle", "mtp", "pard", "dflash", "dflash2", "dspark"])
 def test_every_kind_of_draft_model_has_sampling_options(tmp_path: Path, kind: str) -> None:
     text = MINIMAL + f'[draft]\nkind = "{kind}"\ncheckpoint = "d"\n'
     plain, asked = (load(tmp_path, text + keys).draft.model_dump() for keys in ("", DRAWN))

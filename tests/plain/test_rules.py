@@ -187,7 +187,7 @@ BOUNDS: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]]
     (MtpEntry, {"kind": "mtp"}, {"layers": (2, 4), "vocab": MANY, **SAMPLED}),
     *(
         (BlockEntry, {"kind": kind, **BLOCK}, {"block": (2, 17), "mask_token": (0, None), "vocab": MANY, **SAMPLED})
-        for kind in ("dflash", "dspark")
+        for kind in ("dflash", "dflash2", "dspark")
     ),
 ]
 
@@ -217,7 +217,7 @@ CHOICES: list[tuple[type[BaseModel], dict[str, Any], dict[str, tuple[Any, ...]]]
     (models.ModelDraft, {"checkpoint": "c", "kind": "model"}, {"sampling": ("greedy",)}),
     (models.ModelDraft, {"checkpoint": "c"}, {"kind": get_args(ModelKind)}),
     (models.HeadDraft, {"checkpoint": "c"}, {"kind": get_args(HeadKind)}),
-    (BlockEntry, BLOCK, {"kind": ("dflash", "dspark")}),
+    (BlockEntry, BLOCK, {"kind": ("dflash", "dflash2", "dspark")}),
     (TensorRt, {"name": "tensorrt"}, {"layers": ("native", "basic")}),
     (
         TensorRt,
