@@ -43,7 +43,7 @@ def penalized_language():
     return replace(filtered_language(), penalties=PENALTIES)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 4])
+@pytest.mark.parametrize("window", [1, 2, 4])
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("make", [open_language, filtered_language], ids=["open", "masked and filtered"])
 def test_the_text_has_the_distribution_of_the_target(make, rule, window):
@@ -52,21 +52,19 @@ def test_the_text_has_the_distribution_of_the_target(make, rule, window):
     assert misfit(make(), rule=rule, window=window) < FAIR
 
 
-@pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-def test_the_text_has_the_distribution_of_a_target_cut_at_a_deviation(rule, window):
+def test_the_text_has_the_distribution_of_a_target_cut_at_a_deviation(rule):
     """The deviation of a row leaves out the token that its mask forbids."""
     language = sigma_language()
     removed = (language.target_probs() == 0).mean()
     assert 0.4 < removed < 0.7  # the mask removes one of six
-    assert misfit(language, rule=rule, window=window, length=3) < FAIR
+    assert misfit(language, rule=rule, window=2, length=3) < FAIR
 
 
-@pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-def test_the_text_has_the_distribution_of_the_penalized_target(rule, window):
+def test_the_text_has_the_distribution_of_the_penalized_target(rule):
     """What a penalty counts differs from row to row and from request to request; the drafts ignore it."""
-    assert misfit(penalized_language(), rule=rule, window=window, length=3) < FAIR
+    assert misfit(penalized_language(), rule=rule, window=2, length=3) < FAIR
 
 
 def test_penalties_that_ignore_the_drafts_of_their_window_are_detected(monkeypatch):
