@@ -90,11 +90,20 @@ def clamped_swiglu(b: GraphBuilder, gate: ir.Value, up: ir.Value, how: ClampedSw
     limit = b.constant(how.limit, dtype)
     if not how.clamped_after:
         gate = b.op("Min", gate, limit)
-    up = b.op("Clip", up, b.constant(-how.limit, dtype), limit)
+    up = clipped(b, up, how.limit, dtype)
     glu = b.op("Mul", gate, b.op("Sigmoid", scaled_by(b, gate, how.alpha, dtype)))
     if how.clamped_after:
         glu = b.op("Min", glu, limit)
     return b.op("Mul", b.op("Add", up, b.constant(how.offset, dtype)) if how.offset else up, glu)
+
+
+def clipped(b: GraphBuilder, x: ir.Value, bound: float, dtype: str) -> ir.Value:
+    """Return ``x`` in ``dtype`` between -``bound`` and ``bound``.
+
+    It is clipped in float32 if ``dtype`` is bfloat16, in which onnxruntime does not clip on a GPU.
+    """
+    wide = "float32" if dtype == "bfloat16" else dtype
+    return b.cast(b.op("Clip", b.cast(x, wide), b.constant(-bound, wide), b.constant(bound, wide)), dtype)
 
 
 def xielu(b: GraphBuilder, x: ir.Value, w: Weights, name: str) -> ir.Value:

@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from tandemrt.export.graph.builder import GraphBuilder, dims_of
 from tandemrt.export.graph.weights import Weights
+from tandemrt.export.model.activation import clipped
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.norm import norm_by_head, stored_norm
 from tandemrt.export.model.rotary import Rotary, arange, call_positions, query_scales
@@ -96,7 +97,7 @@ def gated(
 def bounded(b: GraphBuilder, x: ir.Value, spec: ModelSpec, dtype: str) -> ir.Value:
     """Return queries, keys or values within the model's bound."""
     bound = spec.scales.qkv_bound
-    return x if not bound else b.op("Clip", x, b.constant(-bound, dtype), b.constant(bound, dtype))
+    return clipped(b, x, bound, dtype) if bound else x
 
 
 class Attention(Protocol):

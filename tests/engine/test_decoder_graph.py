@@ -14,12 +14,14 @@ from safetensors import safe_open
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.validation.errors import InternalError
-from tandemrt.export.graph.builder import GraphBuilder, save_model
+from tandemrt.export.graph.builder import DTYPES, GraphBuilder, save_model
+from tandemrt.export.model.attention import bounded
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.passes.pipelines import PIPELINES
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tests.engine.decoding import Decoder, make_checkpoint
+from tests.families.cases import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 
@@ -169,6 +171,15 @@ def test_the_builder_types_nodes_that_are_alike_alike_and_others_by_their_consta
     assert [shape[1:] for shape in shapes] == [(2, 3), (2, 3), (3, 2)]
     picked = [b.op("Transpose", x, perm=order).shape for order in ([0, 1], [1, 0])]
     assert [list(map(str, shape)) for shape in picked] == [["batch", "6"], ["6", "batch"]]
+
+
+@pytest.mark.parametrize(("dtype", "computed"), [("bfloat16", "float32"), ("float16", "float16")])
+def test_bounded_values_are_clipped_in_a_type_that_onnxruntime_clips_on_a_gpu(dtype, computed):
+    spec = ModelSpec.from_hf(FAMILIES["olmo"]().to_dict())
+    b = GraphBuilder("g")
+    result = bounded(b, b.input(Binding("x", dtype, ("batch", 8))), spec, dtype)
+    (clip,) = (node for node in b.model().graph if node.op_type == "Clip")
+    assert [value.dtype for value in (*clip.inputs, result)] == [*(DTYPES[computed],) * 3, DTYPES[dtype]]
 
 
 def test_the_builder_refuses_an_output_that_breaks_the_contract():
