@@ -6,7 +6,9 @@ from dataclasses import dataclass
 DEFAULT_TOKEN_COST = 0.25  # assumed cost of a drafted token, relative to a round without drafts
 _FIRST_ROUNDS = 2  # timed rounds of a shape before it is compared with others; the shortest counts
 _MAX_REQUESTED = 20  # rounds of a shape that `due` requests; rounds with prompts or waits are not timed
-_RETIME_AFTER = 1000  # rounds of as many rows without a window, after which `due` requests it again
+# Rounds of as many rows without a window, after which `due` requests it again: for the first time soon, because a busy
+# host makes the first rounds of a batch slow.
+_RETIME_SOON, _RETIME_AFTER = 32, 1000
 _MAX_RATIO = 1.1  # by which a round counts as longer or shorter at most, so that a pause of the machine counts little
 _SHARED_STEP, _OWN_STEP = 0.6, 0.1  # exponents of that ratio: for all windows of as many rows, and for its own
 _SHORTER_FACTOR = 2.0  # on the exponents for a shorter round: on a busy machine the shortest third of rounds counts
@@ -16,11 +18,15 @@ _MAX_LEVEL_RATIO = 1.5  # by which a round counts as longer at most there
 
 @dataclass
 class _Timing:
-    """Rounds of one shape: how many were ``requested`` and ``timed``, and the number of the ``newest``."""
+    """Rounds of one shape: how many were ``requested`` and ``timed``, and the number of the ``newest``.
+
+    ``retimed``: whether it has been timed again.
+    """
 
     requested: int = 0
     timed: int = 0
     newest: int = 0
+    retimed: bool = False
 
 
 class RoundCosts:
@@ -46,18 +52,19 @@ class RoundCosts:
     def due(self, batch: int, windows: Sequence[int]) -> int | None:
         """Return which of ``windows`` to time in the next round of ``batch`` rows; None if enough are timed.
 
-        The two shortest are timed first, because long useless drafts are slow, and each again after many rounds: a
-        window that looked expensive once would otherwise never be used again. Others follow from these until they are
-        used.
+        The two shortest are timed first, because long useless drafts are slow, and each again soon and then after many
+        rounds: a window that looked expensive once would otherwise never be used again. Others follow from these until
+        they are used.
         """
         if batch in self._levels or not self._times_first:
             return None
         now = self._rounds[batch] = self._rounds.get(batch, 0) + 1
         for window in windows:
             timing = self._timing(batch, window)
-            if now - timing.newest > _RETIME_AFTER:
+            soon = timing.timed and not timing.retimed
+            if now - timing.newest > (_RETIME_SOON if soon else _RETIME_AFTER):
                 timing.requested, timing.timed = 0, 1  # its calls are bound
-                timing.newest = now
+                timing.newest, timing.retimed = now, True
             needed = timing.timed or window in windows[:2]
             if needed and timing.timed <= _FIRST_ROUNDS and timing.requested < _MAX_REQUESTED:
                 timing.requested += 1
