@@ -1,16 +1,19 @@
-"""Decode an image and resize it as a vision tower wants it. Runs in a worker process for images of unknown origin."""
+"""Decode an image and cut it into patches for a vision tower. Runs in a worker process for images of unknown origin."""
 
+import binascii
 import math
-from base64 import b64encode
+from base64 import b64decode
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, clipped
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.requests.image_tiles import cut
+from tandemrt.runtime.workers.sandbox.frames import WithBytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,13 +56,33 @@ def resized(width: int, height: int, entry: VisionEntry) -> tuple[int, int]:
     return squares[0] * factor, squares[1] * factor
 
 
-def parts_in_worker(data: bytes, most: int, entry: VisionEntry) -> tuple[tuple[int, int], list[Any]]:
-    """Decode ``data``, an image of at most ``most`` pixels; return its ``parts``: sizes, and RGB bytes in base64.
+def patches_in_worker(data: bytes | str, most: int, entry: VisionEntry) -> WithBytes:
+    """Decode ``data``, an image of at most ``most`` pixels or its base64, into patches of its ``parts``, as bytes.
 
-    Raises BadRequest for what is no single image in one of FORMATS.
+    The result has the rows and columns of tiles, and those of the patches of each part. Raises BadRequest for what is
+    no single image in one of FORMATS.
     """
-    grid, images = parts(_opened(data, most), entry)
-    return grid, [(image.size, b64encode(image.tobytes()).decode()) for image in images]
+    try:
+        file = b64decode(data, validate=True) if isinstance(data, str) else data
+    except (binascii.Error, ValueError) as error:
+        raise BadRequest(f"image: a data URL must hold base64: {clipped(error)}; encode it again") from None
+    grid, images = parts(_opened(file, most), entry)
+    cuts = [in_patches(np.asarray(image), entry) for image in images]
+    return WithBytes((grid, [shape for shape, _ in cuts]), b"".join(patches.data for _, patches in cuts))
+
+
+def in_patches(colours: npt.NDArray[np.uint8], entry: VisionEntry) -> tuple[tuple[int, int], npt.NDArray[np.uint8]]:
+    """Cut ``colours`` [height, width, 3] into patches, without pixels that complete no square at an edge.
+
+    Returns the rows and columns of patches, and these, square by square: [patches, colours].
+    """
+    merge, side = entry.merge_size, entry.patch_size
+    rows, columns = (length // entry.factor for length in colours.shape[:2])
+    whole = colours[: rows * entry.factor, : columns * entry.factor]
+    squares = whole.reshape(rows, merge, side, columns, merge, side, 3)
+    ordered = squares.transpose(0, 3, 1, 4, 6, 2, 5)  # square, patch in it, colour, pixel
+    patches = np.ascontiguousarray(ordered).reshape(-1, 3 * side * side)
+    return (rows * merge, columns * merge), patches
 
 
 def parts(image: "Image", entry: VisionEntry) -> "tuple[tuple[int, int], list[Image]]":
@@ -109,10 +132,9 @@ def _opened(data: bytes, most: int) -> Any:
         frames = getattr(image, "is_animated", False)
     except MemoryError:
         raise
-    except Exception as error:
+    except Exception:
         raise BadRequest(
-            f"image: must be a {', '.join(FORMATS)} file, received {len(data)} bytes that are none: {clipped(error)}; "
-            "convert it"
+            f"image: must be a {', '.join(FORMATS)} file, received {len(data)} bytes that are none; convert it"
         ) from None
     if image.width * image.height > most:
         raise BadRequest(

@@ -1,11 +1,9 @@
 """Images of a prompt: from messages to patches for the vision tower, and to positions of the decoder's tokens."""
 
-import binascii
-from base64 import b64decode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import chain
+from itertools import accumulate, chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,7 @@ from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.requests.image_pixels import parts, parts_in_worker, require_pillow
+from tandemrt.runtime.requests.image_pixels import in_patches, parts, patches_in_worker, require_pillow
 
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
 PART_TYPES = ("image_url", "image", "file")
@@ -43,20 +41,17 @@ class Image:
 
     def __post_init__(self) -> None:
         grid = f"{self.rows} {self.columns} ".encode()
-        object.__setattr__(self, "digest", sha256(grid + self.patches.tobytes()).digest())
+        digest = sha256(grid)
+        digest.update(self.patches.reshape(-1).data)
+        object.__setattr__(self, "digest", digest.digest())
 
     digest: bytes = field(init=False)
 
     @classmethod
     def of_pixels(cls, colours: npt.NDArray[np.uint8], entry: VisionEntry, before: Sequence[int] = ()) -> "Image":
-        """Cut ``colours`` [height, width, 3] into patches, without pixels that complete no square at an edge."""
-        merge, side = entry.merge_size, entry.patch_size
-        rows, columns = (length // entry.factor for length in colours.shape[:2])
-        whole = colours[: rows * entry.factor, : columns * entry.factor]
-        squares = whole.reshape(rows, merge, side, columns, merge, side, 3)
-        ordered = squares.transpose(0, 3, 1, 4, 6, 2, 5)  # square, patch in it, colour, pixel
-        patches = np.ascontiguousarray(ordered).reshape(-1, 3 * side * side)
-        return cls(patches, rows * merge, columns * merge, entry, before)
+        """Cut ``colours`` [height, width, 3] into patches."""
+        (rows, columns), patches = in_patches(colours, entry)
+        return cls(patches, rows, columns, entry, before)
 
     @property
     def tokens(self) -> int:
@@ -210,18 +205,17 @@ class ImageReader:
                 raise BadRequest(f"image: must be an array that Pillow takes, got {clipped(error)}") from None
         if isinstance(source, Pillow.Image):
             grid, images = parts(source, entry)
-            colours = [np.asarray(part) for part in images]
+            cuts = [in_patches(np.asarray(part), entry) for part in images]
         else:
-            data, most = self._bytes(source), self._options.max_image_pixels
-            grid, sent = in_worker("decoding an image", parts_in_worker, data, most, entry)
-            colours = [
-                np.frombuffer(b64decode(encoded), np.uint8).reshape(height, width, 3)
-                for (width, height), encoded in sent
-            ]
+            data, most = self._file(source), self._options.max_image_pixels
+            (grid, shapes), content = in_worker("decoding an image", patches_in_worker, data, most, entry)
+            patches = np.frombuffer(content, np.uint8).reshape(-1, 3 * entry.patch_size**2)
+            ends = accumulate(rows * columns for rows, columns in shapes)
+            cuts = list(zip(shapes, np.split(patches, list(ends)[:-1]), strict=True))
         texts = [""] if entry.tiles is None else entry.tiles.texts(*grid)
         return [
-            Image.of_pixels(part, entry, self._tokenizer.encode(text, add_special_tokens=False).ids)
-            for part, text in zip(colours, texts, strict=True)
+            Image(part, rows, columns, entry, self._tokenizer.encode(text, add_special_tokens=False).ids)
+            for ((rows, columns), part), text in zip(cuts, texts, strict=True)
         ]
 
     def _without(self, place: str, message: Any, sources: list[ImageSource]) -> Any:
@@ -236,7 +230,8 @@ class ImageReader:
             parts.append(part)
         return {**message, "content": parts}
 
-    def _bytes(self, source: Any) -> bytes:
+    def _file(self, source: Any) -> bytes | str:
+        """Return the bytes of an image, or its base64, which a worker decodes: that would stop all threads here."""
         most = self._options.max_image_bytes
         if isinstance(source, str) and self._media is not None and source.startswith(("http://", "https://")):
             return self._media.fetch(source)
@@ -247,11 +242,8 @@ class ImageReader:
                 raise BadRequest(f"image: a data URL must be data:image/...;base64,..., received {quoted(head)}")
             if len(encoded) * 3 // 4 > most + 3:
                 raise BadRequest(f"{rule}, received {len(encoded) * 3 // 4}; resize it")
-            try:
-                source = b64decode(encoded, validate=True)
-            except (binascii.Error, ValueError) as error:
-                raise BadRequest(f"image: a data URL must hold base64: {clipped(error)}; encode it again") from None
-        elif isinstance(source, PathLike):
+            return encoded
+        if isinstance(source, PathLike):
             try:
                 with Path(source).open("rb") as file:
                     source = file.read(most + 1)

@@ -27,6 +27,7 @@ from tandemrt.engines.validation.errors import (
 from tandemrt.runtime.workers.clients import UNNAMED
 from tandemrt.runtime.workers.sandbox import pool as pools
 from tandemrt.runtime.workers.sandbox import process as processes
+from tandemrt.runtime.workers.sandbox.frames import WithBytes
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
 from tests.waiting import PATIENCE_S, eventually
 
@@ -60,6 +61,12 @@ def has_ended(pid: int) -> bool:
     except ProcessLookupError:
         return True
     return False
+
+
+@pytest.mark.parametrize("content", [b"a\n\x00{}\n" * 3, b"\n"])
+def test_bytes_of_a_result_come_as_they_are(pool, content: bytes) -> None:
+    described, received = submit(pool(), WithBytes, ["a\nb", 1], content).result(PATIENCE_S)
+    assert (described, bytes(received)) == (["a\nb", 1], content)
 
 
 def test_calls_run_in_another_process_without_heavy_imports(pool) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tandemrt.engines.validation.errors import BadRequest, named
-from tandemrt.runtime.workers.sandbox.frames import read, write
+from tandemrt.runtime.workers.sandbox.frames import WithBytes, read, write
 from tandemrt.runtime.workers.sandbox.parent import end_with_parent
 
 GRACE_S = 5.0  # after the time limit; then the process ends itself, if its parent has not killed it
@@ -34,16 +34,21 @@ def serve(memory_bytes: int, parent: int) -> None:
 
 
 def _run_task(work: bytes) -> bytes:
-    """Run a task and return its result as JSON. Not as a pickle: the process has read untrusted input."""
+    """Run a task and return its result: a line of JSON, then the bytes of WithBytes.
+
+    Not as a pickle: the process has read untrusted input.
+    """
     try:
         function, arguments = _loaded(work)
-        return json.dumps({"result": function(*arguments)}).encode()
+        result = function(*arguments)
+        described, content = result if isinstance(result, WithBytes) else (result, b"")
+        return b"%s\n%s" % (json.dumps({"result": described}).encode(), content)
     except MemoryError:
-        return json.dumps({"memory": True}).encode()
+        return b'{"memory": true}\n'
     except BadRequest as error:
-        return json.dumps({"rejected": str(error)}).encode()
+        return json.dumps({"rejected": str(error)}).encode() + b"\n"
     except BaseException as error:
-        return json.dumps({"failed": named(error)}).encode()
+        return json.dumps({"failed": named(error)}).encode() + b"\n"
 
 
 def _loaded(work: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:

@@ -3,8 +3,16 @@
 import socket
 import struct
 import time
+from typing import Any, NamedTuple
 
 _LENGTH = struct.Struct("!Q")
+
+
+class WithBytes(NamedTuple):
+    """The result of a task with bytes, which stay out of its JSON: parsing would stop all threads of this process."""
+
+    result: Any
+    content: bytes | memoryview
 
 
 def write(pipe: socket.socket, message: bytes, deadline: float | None = None) -> None:
@@ -13,13 +21,13 @@ def write(pipe: socket.socket, message: bytes, deadline: float | None = None) ->
     pipe.sendall(_LENGTH.pack(len(message)) + message)
 
 
-def read(pipe: socket.socket, deadline: float | None = None) -> bytes | None:
+def read(pipe: socket.socket, deadline: float | None = None) -> bytearray | None:
     """Return the next message; None if the peer has closed. Raises as ``write`` does."""
     head = _read_exactly(pipe, _LENGTH.size, deadline)
     return None if head is None else _read_exactly(pipe, _LENGTH.unpack(head)[0], deadline)
 
 
-def _read_exactly(pipe: socket.socket, size: int, deadline: float | None) -> bytes | None:
+def _read_exactly(pipe: socket.socket, size: int, deadline: float | None) -> bytearray | None:
     received = bytearray()
     while len(received) < size:
         pipe.settimeout(_remaining(deadline))
@@ -27,7 +35,7 @@ def _read_exactly(pipe: socket.socket, size: int, deadline: float | None) -> byt
         if not part:
             return None
         received += part
-    return bytes(received)
+    return received
 
 
 def _remaining(deadline: float | None) -> float | None:

@@ -16,6 +16,7 @@ from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, C
 from tandemrt.runtime.workers import shutdown
 from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.fair import WorkerShares, released_worker, remove_when_cancelled
+from tandemrt.runtime.workers.sandbox.frames import WithBytes
 from tandemrt.runtime.workers.threads import start
 
 if TYPE_CHECKING:
@@ -243,10 +244,11 @@ class _Work:
             self.future.set_exception(error)
 
 
-def _result(what: str, reply: bytes) -> Any:
-    answer = json.loads(reply)
+def _result(what: str, reply: bytearray) -> Any:
+    end = reply.index(b"\n")
+    answer, content = json.loads(reply[:end]), memoryview(reply)[end + 1 :]
     if "result" in answer:
-        return answer["result"]
+        return WithBytes(answer["result"], content) if content else answer["result"]
     if "rejected" in answer:
         raise BadRequest(answer["rejected"])
     if "memory" in answer:

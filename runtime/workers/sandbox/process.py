@@ -64,7 +64,7 @@ class Process:
     def alive(self) -> bool:
         return self._popen.poll() is None
 
-    def request(self, message: bytes, limit_s: float) -> bytes:
+    def request(self, message: bytes, limit_s: float) -> bytearray:
         """Return the reply to ``message``.
 
         Raises TimeoutError after ``limit_s``, ChildProcessError if the task crashes the process, ProcessLost if it ends
