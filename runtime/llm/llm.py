@@ -351,7 +351,7 @@ class LLM:
 def _open(
     bundle: Bundle, options: RuntimeOptions, reading: SharedWork[Tokenizer]
 ) -> tuple[Tokenizer, EngineLoop, TowerRunner | None]:
-    """Open the engines while a thread is ``reading`` the tokenizer, which needs the interpreter only at its end."""
+    """Open the engines while a thread is ``reading`` the tokenizer. Native code runs beside it, Python code waits."""
     create_context(bundle.device(options.device))
     with spinner(f"opening {bundle.name}", bundle.manifest.weights):
         loop, tower = _open_loop(bundle, options)
