@@ -120,7 +120,9 @@ def kept_types(*, on_cpu: bool, paged: bool, compute: str, draft_shares: bool) -
         return KeptTypes(GGUF_TYPES, GGUF_TYPES, embedding=not draft_shares, head=not draft_shares)
     if paged and compute in ("bfloat16", "float16"):
         head = not draft_shares
-        return KeptTypes(GPU_TYPES, GPU_EXPERTS, alike=True, embedding=False, head=head, outputs=LOW_BIT_OUTPUTS)
+        return KeptTypes(
+            GPU_TYPES, GPU_EXPERTS, alike=True, embedding=False, head=head, outputs=LOW_BIT_OUTPUTS, floats=compute
+        )
     return KeptTypes(MATMUL_TYPES, MATMUL_TYPES, embedding=False, head=False)
 
 

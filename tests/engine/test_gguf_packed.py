@@ -1,10 +1,12 @@
 """Weights of GGUF types stay packed: equal values, logits within the rounding of inputs, and no larger files."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 import onnx
 import onnxruntime
@@ -53,6 +55,7 @@ MIXED = {
 }
 IQ4 = {f"{LAYER}.mlp.gate_proj.weight": "IQ4_NL", f"{LAYER}.mlp.up_proj.weight": "IQ4_XS"}
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+GPU = kept_types(on_cpu=False, paged=True, compute="bfloat16", draft_shares=False)
 
 
 # Experts of all kinds that files have: those of Q4_K_M, and MXFP4. They are stored as one tensor per layer.
@@ -135,12 +138,23 @@ ON_A_GPU = {
 def test_weights_for_a_gpu_have_equal_values(tmp_path: Path, case: str) -> None:
     """Standard operators compute the graph here; GPU tests have the kernels."""
     name, gguf_name, kinds, operators = ON_A_GPU[case]
-    kept = kept_types(on_cpu=False, paged=True, compute="bfloat16", draft_shares=False)
+    kept = replace(GPU, floats="float32")
     _, model = packed_model(tmp_path, name, gguf_name, kinds, kept, kind="Q4_0", tiles="float32")
     decoder = Decoder(tmp_path / "packed", "paged", batch=1)
     expected = expected_logits(model, TEXT)
     assert (decoder([TEXT], [0])[0] - expected).norm() < 1e-5 * expected.norm()
     assert operators <= {node.op_type for node in onnx.load(decoder.path, load_external_data=False).graph.node}
+
+
+def test_other_types_have_the_dtype_that_a_gpu_computes_in(tmp_path: Path) -> None:
+    (tmp_path / "hf").mkdir()
+    make_checkpoint("llama tied", tmp_path / "hf", sizes=SIZES)
+    kinds = {EMBEDDING: "Q6_K"}
+    values = write_gguf(tmp_path / "hf", tmp_path / "m.gguf", "llama", "Q5_1", kinds=kinds, rope_freq_base=10_000.0)
+    checkpoint = converted(tmp_path / "m.gguf", tmp_path / "unpacked", GPU)
+    for name in (EMBEDDING, f"{LAYER}.mlp.up_proj.weight"):
+        rounded = checkpoint.read(name, values[name].shape, ("bfloat16",))
+        np.testing.assert_array_equal(rounded, values[name].astype(ml_dtypes.bfloat16))
 
 
 @pytest.mark.parametrize("kind", sorted(GGUF_TYPES))

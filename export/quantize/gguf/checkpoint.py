@@ -11,6 +11,7 @@ import numpy as np
 
 from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped, quoted
 from tandemrt.engines.validation.extras import pip_install
+from tandemrt.export.graph.low_bit_format import numpy_dtype
 from tandemrt.export.quantize.gguf.families import FREQUENCIES, GGUF_FAMILIES, GgufFamily, gguf_family
 from tandemrt.export.quantize.gguf.latent import joined_keys_and_values
 from tandemrt.export.quantize.gguf.special_tokens import special_tokens
@@ -35,7 +36,8 @@ class KeptTypes:
     """The ``names`` of types whose weights stay packed in layers, and the types of ``experts`` that do.
 
     ``alike``: those of experts only if all experts of a file have one type. ``embedding``, ``head``: these, too; a
-    tied head is the embedding. ``outputs``: only matrices whose number of outputs is a multiple of it.
+    tied head is the embedding. ``outputs``: only matrices whose number of outputs is a multiple of it. ``floats``: the
+    dtype of the values of other quantized weights.
     """
 
     names: frozenset[str]
@@ -44,6 +46,7 @@ class KeptTypes:
     embedding: bool = True
     head: bool = True
     outputs: int = 1
+    floats: str = "float32"
 
 
 ALL_KEPT = KeptTypes(GGUF_TYPES, GGUF_TYPES)
@@ -126,7 +129,7 @@ def read_gguf(file: Path, kept: KeptTypes = ALL_KEPT) -> GgufModel:
     modules: dict[str, list[str]] = {}
     for tensor in tensors.values():
         if not _is_kept(tensor, kept):
-            entries.append(_entry(file, tensor, family, config))
+            entries.append(_entry(file, tensor, family, config, kept.floats))
             continue
         name = _checkpoint_name(file, tensor, family)
         modules.setdefault(tensor.tensor_type.name, []).append(name.removesuffix(".weight"))
@@ -179,7 +182,7 @@ def _with_factors(config: dict[str, Any], factors: np.ndarray) -> dict[str, Any]
     return {"rope_scaling": scaling | {"original_max_position_embeddings": length}}
 
 
-def _entry(file: Path, tensor: Any, family: GgufFamily, config: dict[str, Any]) -> Entry:
+def _entry(file: Path, tensor: Any, family: GgufFamily, config: dict[str, Any], floats: str) -> Entry:
     """Return the tensor of the checkpoint for one tensor of the file that is not kept."""
     name, kind = _checkpoint_name(file, tensor, family), tensor.tensor_type.name
     shape = tuple(int(size) for size in reversed(tensor.shape))
@@ -187,7 +190,7 @@ def _entry(file: Path, tensor: Any, family: GgufFamily, config: dict[str, Any]) 
     if len(shape) == 1 and name.endswith("_gate.weight"):  # a matmul with one output
         shape = (1, *shape)
     offset = 1.0 if family.norm_offset and name.endswith("norm.weight") else 0.0
-    return Entry(name, _UNCHANGED.get(kind, "float32"), shape, partial(_values, tensor, order, offset))
+    return Entry(name, _UNCHANGED.get(kind, floats), shape, partial(_values, tensor, order, offset, floats))
 
 
 def _checkpoint_name(file: Path, tensor: Any, family: GgufFamily) -> str:
@@ -226,12 +229,19 @@ def _order(name: str, shape: tuple[int, ...], family: GgufFamily, config: dict[s
     return np.arange(shape[0]).reshape(count, -1, 2).swapaxes(1, 2).reshape(-1)
 
 
-def _values(tensor: Any, order: np.ndarray | None, offset: float) -> Iterator[bytes]:
-    """Yield the values of a tensor, one expert at a time, with rows in ``order``, minus ``offset``."""
+def _values(tensor: Any, order: np.ndarray | None, offset: float, floats: str) -> Iterator[bytes]:
+    """Yield the values of a tensor, one expert at a time, with rows in ``order``, minus ``offset``.
+
+    Those of a quantized type are rounded to ``floats``.
+    """
     from gguf import dequantize
 
     for data in tensor.data if len(tensor.shape) == _STACKED else [tensor.data]:
         stored = data if tensor.tensor_type.name in _UNCHANGED else dequantize(data, tensor.tensor_type)
         if order is not None:
             stored = stored[order]
-        yield np.ascontiguousarray(stored - np.float32(offset) if offset else stored).tobytes()
+        if offset:
+            stored = stored - np.float32(offset)
+        if tensor.tensor_type.name not in _UNCHANGED:
+            stored = stored.astype(numpy_dtype(floats), copy=False)
+        yield np.ascontiguousarray(stored).tobytes()
