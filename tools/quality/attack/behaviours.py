@@ -24,7 +24,10 @@ _PROMPT_LOGPROBS = {"prompt": [[70] * 400] * 128, "prompt_logprobs": 20, "max_to
 _KEYS = b"{%s}" % b",".join([*(b'"k%d":1' % index for index in range(200_000)), rb'"\ud83d\ude00":1'])
 _LISTS = b'{"messages":[{"role":"user","content":"x"}],"tools":[%s]}' % b",".join([b"[]"] * 1_000_000)
 _HALF_CHARACTER = rb'{"input":"x","metadata":{"a":"\ud83d"}}'
-_INFINITE = b'{"input":"x","tools":[{"type":"function","name":"f","parameters":{"maximum":1e400}}]}'
+# Without calls, for which the demo's template has no format: the request would be refused for that.
+_INFINITE = b'{"input":"x","max_output_tokens":2,"tool_choice":"none","tools":[%s]}' % (
+    b'{"type":"function","name":"f","parameters":{"maximum":1e400}}'
+)
 _VARIABLES = {
     "messages": [{"role": "user", "content": "x"}],
     "max_tokens": 1,
