@@ -71,8 +71,8 @@ class BuildReport:
     folder: Path
     manifest: Manifest
     steps: tuple[BuildStep, ...]
-    notes: tuple[str, ...] = ()
-    rewrites: Mapping[EngineName, Mapping[str, int]] = field(default_factory=dict)
+    notes: tuple[str, ...]
+    rewrites: Mapping[EngineName, Mapping[str, int]]
 
 
 def build(

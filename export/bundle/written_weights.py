@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tandemrt.engines.contract.dtypes import BITS
@@ -29,7 +29,7 @@ class WeightsWriter:
     folder: Path
     step: Callable[[str], AbstractContextManager[None]]
     progress: Callable[[str, int, int], None] | None
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
     def write(self, model: Model) -> Model:
         """Return ``model`` with the checkpoint that its graph reads: the one it has, or one that is written here."""

@@ -54,9 +54,9 @@ class AttentionWeights:
     rope: Rope | None
     sliding_window: int | None
     sinks: str | None
-    reads_earlier: bool = False
-    values_are_keys: bool = False
-    gate: Linear | None = None
+    reads_earlier: bool
+    values_are_keys: bool
+    gate: Linear | None
 
 
 def query_and_gate(

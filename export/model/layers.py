@@ -39,10 +39,10 @@ def decoder_layers(
     strategies: LoweringStrategies,
     *,
     capacity: int,
-    features: Sequence[int] = (),
-    norms_all: bool = False,
-    own_inputs: Sequence[ir.Value] = (),
-    updates: Sequence[ir.Value] = (),
+    features: Sequence[int],
+    norms_all: bool,
+    own_inputs: Sequence[ir.Value],
+    updates: Sequence[ir.Value],
 ) -> tuple[ir.Value, dict[str, ir.Value]]:
     """Append all layers and the last norm. Returns the normed stream [batch, rows, hidden], and outputs by name.
 

@@ -15,7 +15,7 @@ class LayerTensors:
     sine: torch.Tensor
     q_norm: torch.Tensor | None
     k_norm: torch.Tensor | None
-    sinks: torch.Tensor | None = None
+    sinks: torch.Tensor | None
 
     @property
     def in_float8(self) -> bool:

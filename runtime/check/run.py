@@ -30,11 +30,9 @@ from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
 
-DEFAULTS = RuntimeOptions()
-
 
 def check_bundle(
-    path: Path, options: RuntimeOptions = DEFAULTS, *, compare_with: Path | None = None, text: str = ""
+    path: Path, options: RuntimeOptions, *, compare_with: Path | None = None, text: str = ""
 ) -> Iterator[CheckResult]:
     """Open the bundle at ``path`` with ``options`` and yield the result of every check.
 

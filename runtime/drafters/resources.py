@@ -45,7 +45,7 @@ class DraftResources:
     layout: CallLayout
     slots: int
     window: int
-    target_ids: TargetIds | None = None
+    target_ids: TargetIds | None
 
     @cached_property
     def engine(self) -> Engine:

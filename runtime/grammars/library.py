@@ -37,7 +37,7 @@ class Compiled:
 
     grammar: CompiledGrammar
     engine: Engine
-    check: OutputCheck | None = None
+    check: OutputCheck | None
 
     def matcher(self, stop_ids: Iterable[int] | None = None) -> Grammar:
         """Return a matcher of a new text. ``stop_ids`` end a complete text; None: those of the library."""

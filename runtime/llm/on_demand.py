@@ -4,12 +4,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from tandemrt.engines.bundle.manifest import FILE_NAME
-from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
+from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.engines.validation.extras import pip_install
 
 
-def bundle_folder(model: str | Path, options: BuildOptions = NO_CHOICES, *, needs_chat_template: bool = False) -> Path:
+def bundle_folder(model: str | Path, options: BuildOptions, *, needs_chat_template: bool = False) -> Path:
     """Return the folder of a bundle. A model that is not one is built into the user's cache folder, once.
 
     This is the only place where the runtime uses the exporter; bundles run without it. Raises BadBundle, BadRequest,
