@@ -2,9 +2,8 @@
 
 import fcntl
 import gc
-import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,10 +12,7 @@ import pytest
 # Set before torch is imported: its threads spin while they wait, and the tests use all cores themselves.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.export.bundle.build import build
-from tandemrt.export.compile.onnxruntime import builder
 from tests.makers import tiny_checkpoint, write_recipe
 
 ROOT = Path(__file__).parents[1]
@@ -39,34 +35,6 @@ def frozen_objects() -> None:
 
 def pytest_sessionfinish() -> None:
     gc.unfreeze()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def graphs_optimized_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Optimize engines without weights, which are equal in most bundles, in the first build that has them.
-
-    That takes 1.3 s of processor time, most of the build of a tiny bundle.
-    """
-    folder, require_session = shared_folder(tmp_path_factory, "optimized"), builder.require_session
-
-    def require_once(path: Path, *, optimize: bool) -> bool:
-        if path.stem not in WEIGHTLESS_ENGINES:
-            return require_session(path, optimize=optimize)
-        key = hashlib.sha256(path.read_bytes()).hexdigest()
-        kept = folder / f"{key}-{optimize}"
-        if kept.exists():
-            path.write_bytes(kept.read_bytes())
-            return optimize
-        optimized = require_session(path, optimize=optimize)
-        if optimized == optimize:
-            partial = folder / f"{key}-{os.getpid()}"
-            partial.write_bytes(path.read_bytes())
-            partial.replace(kept)
-        return optimized
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(builder, "require_session", require_once)
-        yield
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +72,8 @@ def shared_bundle(folders: pytest.TempPathFactory, name: str, write: Callable[[P
 
     ``write`` gets a folder for checkpoints.
     """
+    from tandemrt.export.bundle.build import build  # imports torch, which many tests do not need
+
     folder = shared_folder(folders, name)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,5 +1,7 @@
-"""What the tests of this folder share: the command line, a quick compiler of kernels, and a clock in a test's hands."""
+"""What the tests of this folder share: quick builds, the command line, and a clock that goes as a test wants it."""
 
+import hashlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,10 +9,41 @@ from pathlib import Path
 import pytest
 
 from tandemrt.cli import main
+from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
+from tandemrt.export.compile.onnxruntime import builder
 from tandemrt.plugins.kernels import nvrtc
+from tests.conftest import shared_folder
 from tests.waiting import Clock
 
 Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def graphs_optimized_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Optimize engines without weights, which are equal in most bundles, in the first build that has them.
+
+    That takes 1.3 s of processor time, most of the build of a tiny bundle.
+    """
+    folder, require_session = shared_folder(tmp_path_factory, "optimized"), builder.require_session
+
+    def require_once(path: Path, *, optimize: bool) -> bool:
+        if path.stem not in WEIGHTLESS_ENGINES:
+            return require_session(path, optimize=optimize)
+        key = hashlib.sha256(path.read_bytes()).hexdigest()
+        kept = folder / f"{key}-{optimize}"
+        if kept.exists():
+            path.write_bytes(kept.read_bytes())
+            return optimize
+        optimized = require_session(path, optimize=optimize)
+        if optimized == optimize:
+            partial = folder / f"{key}-{os.getpid()}"
+            partial.write_bytes(path.read_bytes())
+            partial.replace(kept)
+        return optimized
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(builder, "require_session", require_once)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
