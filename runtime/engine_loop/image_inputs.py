@@ -101,11 +101,7 @@ class ImageInputs:
         others = {"positions": self._uploaded(positions.reshape(3, *of_slots))} if self._has_positions else {}
         if self._has_ends:
             others["image_ends"] = self._uploaded(np.stack([self._ends_in(chunk) for chunk in chunks]))
-        return {
-            **others,
-            "image_rows": self._uploaded(rows.reshape(of_slots)),
-            "image_states": of_images,
-        }
+        return {**others, "image_rows": self._uploaded(rows.reshape(of_slots)), "image_states": of_images}
 
     def _write_states(self, parts: Sequence[torch.Tensor], target: torch.Tensor) -> None:
         """Enqueue the copies of ``parts`` into ``target``, after its row of zeros."""

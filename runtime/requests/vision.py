@@ -134,11 +134,7 @@ def tower_inputs(image: Image) -> dict[str, npt.NDArray[Any]]:
     pixels = image.patches.astype(np.float32)
     pixels *= (1 / 255 / std).astype(np.float32)
     pixels -= (mean / std).astype(np.float32)
-    return {
-        "pixels": pixels,
-        "positions": positions,
-        **others,
-    }
+    return {"pixels": pixels, "positions": positions, **others}
 
 
 def _windows(squares: npt.NDArray[np.int64], entry: VisionEntry) -> dict[str, npt.NDArray[Any]]:

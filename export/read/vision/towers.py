@@ -60,14 +60,8 @@ def _tower(
     if "mean" not in entry:
         common |= {"mean": colour(processor, "image_mean"), "std": colour(processor, "image_std")}
     processor.finish(advice=TEXT_ONLY)
-    sizes: dict[str, Any] = {
-        "hidden": size,
-        "intermediate": intermediate,
-        "layers": layers,
-        "heads": heads,
-        "out": hidden,
-    }
-    return VisionSpec(kind=kind, entry=VisionEntry(**common, **entry), **sizes, **differs)
+    read = VisionEntry(**common, **entry)
+    return VisionSpec(kind, size, intermediate, layers, heads, out=hidden, entry=read, **differs)
 
 
 def _qwen(
@@ -80,16 +74,8 @@ def _qwen(
     processor = image_processor(checkpoint.folder, "Qwen2VL")
     require_same(processor, {"patch_size": patch, "merge_size": merge, "temporal_patch_size": frames})
     least, most = edge(processor, "shortest_edge", "min_pixels"), edge(processor, "longest_edge", "max_pixels")
-    shared = {
-        "image_token": _token(checkpoint.config, "image_token_id"),
-        "position_rows": 3,
-        "patch_size": patch,
-        "merge_size": merge,
-        "resample": resample(processor, 3),
-        "resize": "bounds",
-        "min_pixels": least,
-        "max_pixels": most,
-    }
+    token = _token(checkpoint.config, "image_token_id")
+    shared = {"image_token": token, "position_rows": 3, **_cut(patch, merge, processor, 3), **_bounds(least, most)}
     how = {"frames": frames, "rope_theta": _rope_theta(fields, 10_000.0)}
     return _tower(kind, fields, hidden, processor, {**shared, **entry}, **how, **differs)
 
@@ -148,14 +134,8 @@ def _gemma3(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     begin, image, end = _special(
         checkpoint, _token(config, "boi_token_index"), token, _token(config, "eoi_token_index")
     )
-    entry = {
-        **_prompt(token, begin, f"\n\n{begin}{image}{end}\n\n"),
-        "patch_size": patch,
-        "merge_size": merge,
-        "resample": resample(processor, 2),
-        **_square(side, grid),
-        "both_ways": True,
-    }
+    prompt = _prompt(token, begin, f"\n\n{begin}{image}{end}\n\n")
+    entry = {**prompt, **_cut(patch, merge, processor, 2), **_square(side, grid), "both_ways": True}
     return _siglip(kinds.SIGLIP, fields, hidden, processor, entry, image_attention="all")
 
 
@@ -178,14 +158,8 @@ def _idefics3(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec
     tiles = Tiles(
         side=side, longest=longest, **before, before_all=f"\n{around}{all_of_it}", before_uncut=around + all_of_it
     )
-    entry = {
-        **_prompt(token, image, image + around),
-        "patch_size": patch,
-        "merge_size": merge,
-        "resample": resample(processor, 1),
-        "tiles": tiles,
-        **_square(side, grid),
-    }
+    prompt = _prompt(token, image, image + around)
+    entry = {**prompt, **_cut(patch, merge, processor, 1), **_square(side, grid), "tiles": tiles}
     return _siglip(kinds.IDEFICS3, fields, hidden, processor, entry, merger_bias=False)
 
 
@@ -215,12 +189,8 @@ def _lfm2_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     before: dict[str, Any] = {"before_tile": "<|img_row_{row}_col_{column}|>", "before_all": before_all}
     entry = {
         **_prompt(token, image, begin + image + end),
-        "patch_size": patch,
-        "merge_size": merge,
-        "resample": resample(processor, 2),
-        "resize": "bounds",
-        "min_pixels": fewest * factor**2,
-        "max_pixels": most * factor**2,
+        **_cut(patch, merge, processor, 2),
+        **_bounds(fewest * factor**2, most * factor**2),
         "grid_side": isqrt(positions),
         "grid_corners": False,
         "tiles": Tiles(side=side, least=least, most=processor.integer("max_tiles", 10), **before),
@@ -254,9 +224,7 @@ def _gemma4(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     sliding = isinstance(text, Mapping) and text.get("use_bidirectional_attention") == "vision"
     entry = {
         **_prompt(token, image, begin + image + end),
-        "patch_size": patch,
-        "merge_size": merge,
-        "resample": resample(processor, 3),
+        **_cut(patch, merge, processor, 3),
         "resize": "fill",
         "max_pixels": tokens * (patch * merge) ** 2,
         "both_ways": sliding,
@@ -289,15 +257,8 @@ def _pixtral(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     names = {"image_end_token": "[IMG_END]", "image_break_token": "[IMG_BREAK]"}
     end, line = (str(around.get(name, text)) for name, text in names.items())
     image, image_break, _ = _special(checkpoint, token, line, end)
-    entry = {
-        **_prompt(token, image, image + end),
-        "patch_size": patch,
-        "merge_size": merge,
-        "resample": resample(processor, 3),
-        "image_break": image_break,
-        "resize": "edge",
-        "max_pixels": longest**2,
-    }
+    sizes = {"image_break": image_break, "resize": "edge", "max_pixels": longest**2}
+    entry = {**_prompt(token, image, image + end), **_cut(patch, merge, processor, 3), **sizes}
     text = checkpoint.config.get("text_config")
     text_eps = Fields(text if isinstance(text, Mapping) else {}, "text_config").number("rms_norm_eps", 1e-5)
     how = {"activation": _activation(fields, "hidden_act", "gelu", "silu", "gelu_pytorch_tanh")}
@@ -344,6 +305,16 @@ def tower_tensors(checkpoint: Checkpoint) -> dict[str, StoredTensor]:
 def _prompt(token: int, written: str, replaced: str) -> dict[str, Any]:
     """Return the token of an image, what a chat template writes for it, and what takes its place."""
     return {"image_token": token, "template_text": written, "prompt_text": replaced}
+
+
+def _cut(patch: int, merge: int, processor: Fields, default: int) -> dict[str, Any]:
+    """Return how images become patches, and the filter that resizes them; ``default``: as Pillow counts."""
+    return {"patch_size": patch, "merge_size": merge, "resample": resample(processor, default)}
+
+
+def _bounds(least: int, most: int) -> dict[str, Any]:
+    """Return how images are resized to any number of pixels within bounds."""
+    return {"resize": "bounds", "min_pixels": least, "max_pixels": most}
 
 
 def _square(side: int, grid: int) -> dict[str, Any]:
