@@ -1,16 +1,18 @@
-"""Measure the host time of a round per request, without a model or a GPU: ``python -m tools.bench.host``.
+"""Measure the host's work in a round, without a model or a GPU: ``python -m tools.bench.host``.
 
-The slots hold requests of one kind. Every round fills the masks for four drafted tokens and commits the first three
-tokens, as after two accepted drafts; recorded texts take the place of a target. The time is CPU time of this thread, so
-other load on the machine matters little. Compare versions on one machine.
+The engine loop runs as on a GPU: overlap schedule, paged cache, adaptive windows. Recorded texts take the place of the
+target and of a draft head. All slots hold requests of one kind; every round drafts four tokens and emits the first
+three. The times are processor time of this thread per round, so other load on the machine matters little, and what the
+device costs the host (launches, copies) is not in them. Compare versions on one machine, by turns.
 """
 
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,27 +22,30 @@ import torch
 import typer
 
 from tandemrt import SamplingParams, StructuredOutputs
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.contract import mask_words, table_width
 from tandemrt.engines.text.tokenizer import open_tokenizer
-from tandemrt.runtime.caches.linear import LinearCacheManager
+from tandemrt.runtime.caches.hashes import BlockHashes
+from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.device.buffers import RoundBuffers
-from tandemrt.runtime.device.streams import HostCopy, Streams
-from tandemrt.runtime.engine_loop.commit import Committer
+from tandemrt.runtime.device.buffers import Buffer, RoundBuffers
+from tandemrt.runtime.device.slot_state import SlotState
+from tandemrt.runtime.device.streams import Streams
+from tandemrt.runtime.device.timeline import Timeline
+from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
-from tandemrt.runtime.engine_loop.planner import plan_round
-from tandemrt.runtime.engine_loop.verify_inputs import VerifyInputWriter
+from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.library import Compiled, GrammarLibrary
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
+from tandemrt.runtime.metrics.metrics import PHASES as METRIC_PHASES
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.penalties import Penalties
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.round import VerifiedRound
-from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints
-from tandemrt.runtime.requests.slots import PendingValidations, Slots
+from tandemrt.runtime.requests.round import Round
+from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints, RunningRequest
+from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.text import TextStream
 from tools.bench.gpu.requests import SCHEMA
 from tools.bench.report import Json, Report, Row
@@ -49,7 +54,9 @@ from tools.models.filler_tokenizer import END, START, STOP, write_tokenizer
 WINDOW, EMITTED = 4, 3
 CPU = torch.device("cpu")
 WARM = 8  # unmeasured rounds at the start
-COLUMNS = {"requests with": ""} | dict.fromkeys(("round", "fill", "commit", "commit per token"), ".1f")
+PHASES = ("plan", "commit", "fill", "deliver")
+_OF_DEVICE = ("propose", "target", "verify", "wait")  # enqueued by the host: nothing here
+COLUMNS = {"requests with": ""} | dict.fromkeys((*PHASES, "all"), ".3f")
 
 
 @dataclass(frozen=True)
@@ -65,6 +72,7 @@ class Kind:
 KINDS = {
     "nothing, no drafts": Kind(window=0),
     "nothing": Kind(),
+    "a stop string": Kind(asked={"stop": ["no such text"]}),
     "synthetic": Kind(asked={"rule": "synthetic", "synthetic_acceptance_length": float(EMITTED)}),
     "budget": Kind(thinks=True),
     "JSON": Kind(grammar=True),
@@ -90,10 +98,33 @@ class Bench:
         library.close()
         self._length = (WARM + rounds + 4) * EMITTED
 
-    def run(self, kind: Kind) -> tuple[float, float, float, float]:
-        """Return the median microseconds of this thread per round and request, as ``COLUMNS`` names them."""
-        text = self._json_text() if kind.grammar else self._plain_text()
-        windows = DraftWindowPlanner(kind.window, WINDOW)
+    def run(self, kind: Kind) -> tuple[float, ...]:
+        """Return the median milliseconds of this thread per round, as ``COLUMNS`` names them."""
+        clock = ThreadClock(accepted=[0] * WINDOW)
+        loop = self._loop(kind, clock)
+        for _ in range(self._batch):
+            loop.scheduler.submit(self._queued(kind), block=False)
+        rounds: list[dict[str, float]] = []
+        for _ in range(WARM + self._rounds):
+            clock.seconds = dict.fromkeys((*METRIC_PHASES, "all", *PHASES), 0.0)
+            with clock.timed("all"):
+                loop.step()
+            rounds.append({name: 1e3 * seconds for name, seconds in clock.seconds.items()})
+        if len(loop.slots) != self._batch:
+            raise RuntimeError(
+                f"no request may end during the measurement: {len(loop.slots)} of {self._batch} are left"
+            )
+        loop.close()
+        for each in rounds:
+            each["plan"] = each["all"] - sum(each[name] for name in (*PHASES[1:], *_OF_DEVICE))
+            each["all"] = sum(each[name] for name in PHASES)
+        return tuple(statistics.median(each[name] for each in rounds[WARM:]) for name in (*PHASES, "all"))
+
+    def _loop(self, kind: Kind, clock: "ThreadClock") -> EngineLoop:
+        """Return a loop over recorded texts."""
+        windows = DraftWindowPlanner(kind.window, WINDOW, fast_forward=False, adaptive=kind.window > 0)
+        for window in range(WINDOW + 1):
+            windows.costs.calibrate(self._batch, window, 0.01 - 0.001 * window)  # so that rounds draft all tokens
         buffers = RoundBuffers(
             slots=self._batch,
             window=WINDOW,
@@ -103,45 +134,30 @@ class Bench:
             dtype=torch.float32,
             device=CPU,
         )
-        slots = Slots(self._batch, LinearCacheManager(0), [], num_draft_tokens=WINDOW)
-        metrics = Metrics(accepted=[0] * WINDOW)
-        committer = Committer(buffers, slots, PendingValidations(lambda: None), windows, metrics)
-        writer = VerifyInputWriter(buffers, Streams(CPU), committer.end, metrics)
-        for _ in range(self._batch):
-            running = slots.join(self._waiting(kind))
-            assert running is not None
-            running.prefilled = running.prefill_end
-        emitted = EMITTED if kind.window else 1
-        logits = {}
-        if kind.asked and "logprobs" in kind.asked:
-            copied = HostCopy(torch.randn(kind.window + 1, self._vocab))
-            copied.copy_out()
-            logits = dict.fromkeys(range(self._batch), copied)
-        microseconds: dict[str, list[float]] = {"round": [], "fill": [], "commit": []}
-        for at in range(0, emitted * (WARM + self._rounds), emitted):
-            seconds: dict[str, float] = {}
-            with _timed(seconds, "round"):
-                plan = plan_round(slots, windows, slots.count)
-            drafts = torch.tensor([text[at : at + kind.window]] * self._batch, dtype=torch.int64)
-            buffers.draft_tokens.host_view(self._batch, kind.window).copy_(drafts)
-            with _timed(seconds, "fill"):
-                drafts_of = writer.write(plan)
-            decided = torch.tensor([text[at : at + kind.window + 1]] * self._batch, dtype=torch.int64)
-            buffers.tokens.host_view(self._batch, kind.window + 1).copy_(decided)
-            buffers.count.host_view(self._batch).fill_(emitted)
-            verified = {slot: len(draft.tokens) for slot, draft in drafts_of.items()}
-            from_drafter = {slot: draft.num_from_drafter for slot, draft in drafts_of.items()}
-            with _timed(seconds, "commit"):
-                committer.commit(VerifiedRound(plan, verified, from_drafter, logits))
-            for name, value in seconds.items():
-                microseconds[name].append(1e6 * value / self._batch)
-        if len(slots) != self._batch:
-            raise RuntimeError(f"no request may end during the measurement: {len(slots)} of {self._batch} are left")
-        fill, commit, whole = (statistics.median(microseconds[name][WARM:]) for name in ("fill", "commit", "round"))
-        return whole, fill, commit, commit / emitted
+        text = self._json_text() if kind.grammar else self._plain_text()
+        state = SlotState(self._batch, CPU)
+        target = RecordedTarget(buffers, state, self._vocab, text, EMITTED if kind.window else 1)
+        blocks = table_width(2 * self._length)
+        scripted: Any = target
+        return EngineLoop(
+            scripted,
+            RecordedDrafter(target, kind.window),
+            None,
+            Scheduler(self._batch, queue_limit=0),
+            Streams(CPU),
+            BlockTable(self._batch, blocks, 1 + self._batch * blocks, CPU, caches_outputs=False),
+            clock,
+            Timeline(CPU, clock, enabled=False),
+            slots=self._batch,
+            draft_windows=windows,
+            slack=WINDOW,
+            prefill_chunk=8,
+            prefill_chunk_while_decoding=8,
+            overlap=True,
+        )
 
-    def _waiting(self, kind: Kind) -> QueuedRequest:
-        prompt = [0, self._start] if kind.thinks else [0]
+    def _queued(self, kind: Kind) -> QueuedRequest:
+        prompt = [self._start if kind.thinks else 0]
         params = SamplingParams.model_validate({"temperature": 0.7, "ignore_eos": True, **(kind.asked or {})})
         request = Request(
             prompt, params, seed=1, max_tokens=self._length, num_draft_tokens=kind.window, listener=lambda _: None
@@ -150,7 +166,8 @@ class Bench:
         share = GrammarTimeLimit(10.0) if kind.grammar else None
         constraints.set_result(RequestConstraints(self._constraint(kind, prompt), None, share))
         penalties = Penalties(prompt, params) if params.adjusts_logits else None
-        return QueuedRequest(request, constraints, TextStream(self._tokenizer.backend), penalties)
+        text = TextStream(self._tokenizer.backend, params.stop or ())
+        return QueuedRequest(request, constraints, text, penalties, BlockHashes(""))
 
     def _constraint(self, kind: Kind, prompt: Sequence[int]) -> Constraint:
         grammar: Grammar | None = self._compiled.matcher([self._stop]) if kind.grammar else None
@@ -181,15 +198,63 @@ class Bench:
         return text
 
 
-class _timed:  # noqa: N801  # used like a function
-    def __init__(self, seconds: dict[str, float], name: str) -> None:
-        self._seconds, self._name = seconds, name
+class ThreadClock(Metrics):
+    """Metrics whose ``seconds`` are processor time of the calling thread."""
 
-    def __enter__(self) -> None:
-        self._begun = time.thread_time()
+    def timed(self, phase: str) -> Any:
+        """See Metrics.timed."""
+        return self._adding(phase)
 
-    def __exit__(self, *_: object) -> None:
-        self._seconds[self._name] = time.thread_time() - self._begun
+    @contextmanager
+    def _adding(self, phase: str) -> Iterator[None]:
+        begun = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.thread_time() - begun
+
+
+class RecordedTarget:
+    """Takes the place of the target: verification emits the next ``emitted`` tokens of ``text`` in every row."""
+
+    images = None
+
+    def __init__(self, buffers: RoundBuffers, state: SlotState, vocab: int, text: Sequence[int], emitted: int) -> None:
+        self.buffers, self.state, self.vocab = buffers, state, vocab
+        self._text, self._emitted, self._at = text, emitted, 0
+
+    def propose(self, round_: Round) -> None:
+        """Draft the next tokens of the text."""
+        if round_.window:
+            self._write(self.buffers.draft_tokens, round_.batch, round_.window)
+
+    def verify(self, round_: Round, _: Any) -> None:
+        """Write what the round emits, and go on in the text."""
+        self._write(self.buffers.tokens, round_.batch, round_.window + 1)
+        self.buffers.count.host_view(round_.batch).fill_(self._emitted)
+        self._at += self._emitted
+
+    def score(self, *_: Any) -> None:
+        """Do nothing."""
+
+    adjust = check = on_failure = end_waits = score
+
+    def _write(self, buffer: Buffer, batch: int, tokens: int) -> None:
+        buffer.host_view(batch, tokens).copy_(torch.tensor([self._text[self._at : self._at + tokens]] * batch))
+
+
+class RecordedDrafter(NullHooks):
+    """Takes the place of a draft head."""
+
+    max_length: int | None = None
+    caches = ()
+
+    def __init__(self, target: RecordedTarget, window: int) -> None:
+        self.window, self.propose = window, target.propose
+
+    def cached_tokens(self, running: RunningRequest) -> int:
+        """See Drafter.cached_tokens."""
+        return len(running.tokens) - 1
 
 
 def main(
@@ -199,11 +264,11 @@ def main(
     only: Annotated[str, typer.Option(help="Prefix of the kinds to measure; empty: all.")] = "",
     out: Json = None,
 ) -> None:
-    """Print microseconds of CPU time per request, by kind of request."""
+    """Print milliseconds of processor time per round, by kind of request."""
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder), vocab, batch, rounds)
         rows: list[Row] = [(name, *bench.run(kind)) for name, kind in KINDS.items() if name.startswith(only)]
-    Report(out).add("microseconds of CPU time per request", COLUMNS, rows)
+    Report(out).add("milliseconds of processor time per round", COLUMNS, rows)
 
 
 if __name__ == "__main__":
