@@ -57,7 +57,7 @@ class KVCacheManager(Protocol):
         """Share of the memory that slots hold, 0 to 1. Any thread may read it."""
 
     def reserve(self, slot: int, tokens: int, hashes: Sequence[bytes] = ()) -> int | None:
-        """Reserve memory for ``tokens`` tokens in total in ``slot``, until ``leave``. None if memory is short.
+        """Reserve whole blocks for ``tokens`` tokens in total in ``slot``, until ``leave``. None if memory is short.
 
         ``hashes``: BlockHashes of the first blocks of the text, used if the slot is empty. Returns the number of tokens
         that are cached already, a multiple of BLOCK_SIZE; 0 if the slot was not empty.

@@ -10,17 +10,20 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from tandemrt.engines.contract.contract import mask_words
 from tandemrt.engines.validation.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.bad_words import BadWords
+from tandemrt.runtime.constraints.delimiters import ROOT
 from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
 from tandemrt.runtime.constraints.lookahead import Lookahead, Run
+from tandemrt.runtime.constraints.ordinary import OrdinaryTokens
 from tandemrt.runtime.constraints.roles import RoleSpan, RoleTracker, UndecidedToken
 from tandemrt.runtime.constraints.rows import NO_TOKENS, MaskRows, Rows
 from tandemrt.runtime.constraints.rules import ConstraintRules
 from tandemrt.runtime.constraints.thinking import ThinkingRule
-from tandemrt.runtime.constraints.transitions import ConstraintState, Phase, TokenRejected, Transitions
+from tandemrt.runtime.constraints.transitions import ConstraintState, Phase, Role, TokenRejected, Transitions
 from tandemrt.runtime.grammars.bitmask import FixedRow
 from tandemrt.runtime.grammars.grammar import Grammar
 
@@ -55,6 +58,20 @@ class Commit:
     finish: str | None = None
     stop_token: int | None = None
     spans: list[RoleSpan] = field(default_factory=list)
+
+
+class SteadyText(NamedTuple):
+    """A text that its next tokens only lengthen, as long as they are ordinary (see Run).
+
+    Attributes:
+        row: the mask row of these tokens.
+        ordinary: the tokens that only lengthen it.
+        room: how many may follow until a limit applies. The token after them may have another row.
+    """
+
+    row: npt.NDArray[np.int32]
+    ordinary: OrdinaryTokens
+    room: int
 
 
 class Constraint:
@@ -116,6 +133,11 @@ class Constraint:
     @property
     def phase(self) -> Phase:
         return self._state.phase
+
+    @property
+    def default_role(self) -> Role:
+        """The role of the next token, unless it becomes part of a delimiter."""
+        return self._state.default_role
 
     @property
     def finished(self) -> bool:
@@ -276,6 +298,17 @@ class Constraint:
             state = state._replace(phase=Phase.DONE, finish="constraint")
         self._state, self._undecided, self._empty_after = state, tuple(tracker.undecided), None
         return Commit(kept, state.finish, state.stop_token, tracker.spans)
+
+    def steady_text(self) -> SteadyText | None:
+        """Return what the next tokens have in common if they may only lengthen the text, otherwise None."""
+        state, row = self._state, self._rows.shared(self._state)
+        if not self._can_run or row is None or row.only is not None or row.empty or state.node != ROOT:
+            return None
+        return SteadyText(row.words, self._rules.ordinary, self._lookahead.room(state))
+
+    def lengthen(self, count: int) -> None:
+        """Commit ``count`` tokens, at least one, of which the caller knows that they lengthen a SteadyText."""
+        self._state, self._empty_after = self._lookahead.after_run(self._state, count), None
 
     def fork(self) -> "Constraint":
         """Return an independent constraint in the same state."""

@@ -11,6 +11,8 @@ from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
 from tandemrt.runtime.constraints.rules import ConstraintRules
 from tandemrt.runtime.constraints.transitions import ConstraintState, Phase
 
+_ENDLESS = 1 << 40  # tokens
+
 
 class Run(NamedTuple):
     """Leading tokens of a draft that only lengthen the text: they begin no delimiter, and no end or limit applies.
@@ -40,10 +42,9 @@ class Lookahead:
         """
         if state.node != ROOT:
             return 0
-        limit = self._room(state, len(tokens))
-        known = self._rules.ordinary_tokens
+        limit = min(len(tokens), self.room(state))
         for count in range(limit):
-            if tokens[count] not in known and not self._rules.is_ordinary(tokens[count]):
+            if tokens[count] not in self._rules.ordinary:
                 return count
         return limit
 
@@ -61,7 +62,7 @@ class Lookahead:
         if self._feed is None or state.phase is not Phase.ANSWER:
             return Run(0)
         grammar, stops = self._feed.grammar, self._rules.grammar_stops
-        limit, base, count = self._room(state, len(tokens)), self._rules.answer_base(state.length), 0
+        limit, base, count = min(len(tokens), self.room(state)), self._rules.answer_base(state.length), 0
         try:
             while count < limit:
                 if row_at is not None:
@@ -115,11 +116,10 @@ class Lookahead:
             return self._rules.budget is not None and self._rules.budget - state.spent <= tokens
         return state.phase is Phase.FORCING or (self._feed is not None and state.phase is not Phase.DONE)
 
-    def _room(self, state: ConstraintState, limit: int) -> int:
-        """Return how many of ``limit`` tokens may follow before the minimum, the maximum or the budget applies."""
+    def room(self, state: ConstraintState) -> int:
+        """Return how many tokens may follow before the minimum, the maximum or the budget applies."""
         rules = self._rules
-        if rules.max_tokens is not None:
-            limit = min(limit, rules.max_tokens - state.length - 1)
+        limit = _ENDLESS if rules.max_tokens is None else rules.max_tokens - state.length - 1
         if state.phase is Phase.THINKING:
             return limit if rules.budget is None else min(limit, rules.budget - state.spent - 1)
         return min(limit, rules.min_tokens - state.length) if state.length < rules.min_tokens else limit

@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 
 import numpy as np
+import numpy.typing as npt
 
 from tandemrt.runtime.constraints.grammar_feed import GrammarFeed
 from tandemrt.runtime.constraints.rules import ConstraintRules
@@ -94,18 +95,48 @@ class MaskRows:
     def __init__(self, rows: np.ndarray) -> None:
         self._rows = rows
         self._contents: list[np.ndarray | None] = [None] * len(rows)  # the shared row that each row is a copy of
+        self._ids = np.zeros(len(rows), np.int64)  # of these
+        self._only: dict[int, int] = {}  # by row that allows one token (allow_only): the token
+        self._without: dict[int, tuple[np.ndarray, int]] = {}  # by row that is one less a token (write_without): both
         self._written = bytearray(len(rows))  # 1 for a row that was written since `mark_clean`
 
     def write_shared(self, index: int, row: np.ndarray, count: int = 1) -> None:
         """Write ``row`` to the ``count`` rows from ``index`` on. The caller must not change ``row`` any more."""
         for at in range(index, index + count):
             if self._contents[at] is not row:
-                self._write(at)[:] = row
-                self._contents[at] = row
+                before, token = self._without.get(at, (None, 0))
+                if before is row:
+                    self._write(at)[token >> 5] = row[token >> 5]
+                else:
+                    self._write(at)[:] = row
+                self._holds(at, row)
+
+    def allow_only(self, index: int, token: int) -> None:
+        """Let row ``index`` allow only ``token``."""
+        before, row = self._only.get(index), self._write(index)
+        if before is None:
+            bitmask.allow_only(row, token)
+        else:
+            row[before >> 5] = 0
+            bitmask.allow(row, token)
+        self._holds(index, None)
+        self._only[index] = token
+
+    def write_without(self, index: int, row: np.ndarray, token: int) -> None:
+        """Write ``row`` without ``token`` to row ``index``. The caller must not change ``row`` any more."""
+        self.write_shared(index, row)
+        bitmask.forbid(self._write(index), token)
+        self._holds(index, None)
+        self._without[index] = row, token
+
+    def others_than(self, rows: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.intp]:
+        """Return which groups of ``count`` rows are no copies of a shared row; ``rows``: its ``id``, for each group."""
+        ids = self._ids[: len(rows) * count].reshape(len(rows), count)
+        return np.flatnonzero((ids != rows[:, None]).any(axis=1))
 
     def writable(self, index: int) -> np.ndarray:
         """Return row ``index`` as a view for the caller to write."""
-        self._contents[index] = None
+        self._holds(index, None)
         return self._write(index)
 
     def count_allowed(self, index: int) -> int:
@@ -126,6 +157,12 @@ class MaskRows:
     def mark_clean(self) -> None:
         """Record that all written rows were copied to the device."""
         self._written = bytearray(len(self._rows))
+
+    def _holds(self, index: int, row: np.ndarray | None) -> None:
+        """Record that row ``index`` is a copy of the shared ``row``, or of none."""
+        self._contents[index], self._ids[index] = row, 0 if row is None else id(row)
+        self._only.pop(index, None)
+        self._without.pop(index, None)
 
     def _write(self, index: int) -> np.ndarray:
         self._written[index] = 1

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.runtime.constraints.bad_words import BadWords
-from tandemrt.runtime.constraints.delimiters import NO_DELIMITERS, Delimiter
+from tandemrt.runtime.constraints.delimiters import NO_DELIMITERS, Delimiter, DelimiterMatcher
+from tandemrt.runtime.constraints.ordinary import OrdinaryTokens
 from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.bitmask import FixedRow
@@ -33,7 +34,7 @@ class BaseRows(NamedTuple):
 class ConstraintRules:
     """Immutable settings that the forks of a constraint share.
 
-    The caches ``thinking_rows`` and ``ordinary_tokens`` grow with use; they change no result.
+    The caches ``thinking_rows`` and ``ordinary`` grow with use; they change no result.
 
     Args: see Constraint. Only the stop tokens of ``grammar`` are read.
 
@@ -85,7 +86,7 @@ class ConstraintRules:
         self.base, self.base_without_stops, self._answer_without_stops = rows
         self.may_think = thinking is not None and all(map(self.base.allows, thinking.think_start))
         self.thinking_rows: dict[tuple[int, int], FixedRow] = {}  # by matcher node and `in_prompt`, with a grammar
-        self.ordinary_tokens: set[int] = set()  # the ordinary tokens found so far
+        self.ordinary = (_shared_ordinary if shares else _ordinary)(self.base_without_stops, self.matcher)
 
     def symbols(self, token: int) -> Sequence[int]:
         """Return the symbols of ``token``; without a thinking rule a token is one symbol."""
@@ -101,14 +102,6 @@ class ConstraintRules:
     def answer_base(self, length: int) -> FixedRow:
         """Return the row of an answer after ``length`` emitted tokens; a grammar masks out more."""
         return self.base if length >= self.min_tokens else self._answer_without_stops
-
-    def is_ordinary(self, token: int) -> bool:
-        """Return whether ``token`` is allowed, is no stop token and cannot begin a delimiter."""
-        may_begin_delimiter = self.matcher is not None and not self.matcher.cannot_begin_delimiter(token)
-        if may_begin_delimiter or not self.base_without_stops.allows(token):
-            return False
-        self.ordinary_tokens.add(token)
-        return True
 
 
 def _base_rows(
@@ -126,9 +119,17 @@ def _base_rows(
     return BaseRows(*map(FixedRow, rows))
 
 
+def _ordinary(allowed: FixedRow, matcher: DelimiterMatcher | None) -> OrdinaryTokens:
+    def decide(token: int) -> bool:
+        return allowed.allows(token) and (matcher is None or matcher.cannot_begin_delimiter(token))
+
+    return OrdinaryTokens(32 * len(allowed.words), decide)
+
+
 # Requests with the same stop tokens have the same objects, so the rows of a slot need no copy to the device when the
-# next request joins it (MaskRows).
+# next request joins it (MaskRows), and one look-up finds the ordinary tokens of all slots (SteadyRows).
 _shared_rows = lru_cache(maxsize=64)(_base_rows)
+_shared_ordinary = lru_cache(maxsize=64)(_ordinary)
 
 
 def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:

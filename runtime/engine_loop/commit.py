@@ -1,14 +1,22 @@
-"""Commit rounds: append their tokens to the texts, end requests, notify listeners."""
+"""Commit rounds: append their tokens to the texts, end requests, notify listeners.
+
+``commit`` does what later rounds depend on; the device may wait for it. ``deliver`` does the rest while the device is
+busy: texts, counts and listeners of the rows that only lengthen their texts.
+"""
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Container, Iterable
 from contextlib import ExitStack, nullcontext
+
+import numpy as np
 
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.engine_loop.drafter import Lookup
+from tandemrt.runtime.engine_loop.steady_rows import Ints, SteadyRows
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.logprobs import TokenLogprobs, token_logprobs
 from tandemrt.runtime.requests.request import Finish, Request, StreamOutput
@@ -19,14 +27,20 @@ from tandemrt.runtime.requests.text import TextDelta
 
 log = logging.getLogger(__name__)
 
+_REPLACED = -1  # in place of a number of accepted drafts, where others replaced those of the drafter
+
 
 class Committer:
-    """Commits rounds and ends requests. Listeners are notified after slots and metrics are updated."""
+    """Commits rounds and ends requests. Listeners are notified after slots and metrics are updated.
+
+    Rows of ``steady`` are committed at once, the others one by one.
+    """
 
     def __init__(
         self,
         buffers: RoundBuffers,
         slots: Slots,
+        steady: SteadyRows,
         validations: PendingValidations,
         draft_windows: DraftWindowPlanner,
         metrics: Metrics,
@@ -35,6 +49,11 @@ class Committer:
         """``lookup``: learns which of its copies are accepted, where a drafter could draft instead."""
         self._buffers = buffers
         self._slots = slots
+        self._steady = steady
+        # Requests whose texts a round has lengthened, with the numbers of their accepted and proposed drafts.
+        self._undelivered: list[tuple[RunningRequest, int, int]] = []
+        self._committed = 0.0  # when the round of these was committed, in seconds of ``time.monotonic``
+        self._adaptive = False  # Round.adaptive of that round
         self._lookup = lookup
         self._validations = validations
         self._draft_windows = draft_windows
@@ -42,23 +61,41 @@ class Committer:
 
     def commit(self, verified: VerifiedRound) -> None:
         """Append the emitted tokens of a round, which must be on the host, to the texts."""
+        self.deliver()
         round_ = verified.round
-        tokens = self._buffers.tokens.host_view(round_.batch, round_.window + 1).tolist()
-        counts = self._buffers.count.host_view(round_.batch).tolist()
-        num_accepted = 0
-        for slot, running in round_.rows.items():
-            if not running.finished:  # cancelled since
-                emitted = tokens[slot][: counts[slot]]
-                if running.replay.rereading:
-                    self._reread_one(running, emitted)
-                    continue
-                if slot in verified.num_from_drafter:
-                    num_accepted += self._observe_acceptance(running, emitted, verified)
-                self._commit_one(running, emitted, verified)
+        tokens = self._buffers.tokens.host_view(round_.batch, round_.window + 1).numpy()
+        counts = self._buffers.count.host_view(round_.batch).numpy()
+        lengthened = self._lengthen(verified, tokens, counts)
+        num_accepted = sum(max(0, accepted) for _, accepted, _ in self._undelivered)
+        if len(lengthened) < len(round_.rows):
+            num_accepted += self._commit_alone(verified, tokens, counts, lengthened)
         if round_.adaptive and round_.rows and not round_.copied:
             window = round_.num_proposed if round_.needs_drafter else 0
             accepted = num_accepted / len(round_.rows)
             self._draft_windows.observe_round(round_.batch, window, accepted, missed=round_.missed)
+
+    def deliver(self) -> None:
+        """Pass what ``commit`` has appended to texts, counts and listeners. Call while the device is busy."""
+        undelivered, self._undelivered = self._undelivered, []
+        windows: Counter[int] = Counter()  # by accepted drafts
+        times: Counter[tuple[float, int]] = Counter()  # of rows, by the time of their last token and new tokens
+        for running, accepted, proposed in undelivered:
+            if running.finished:  # cancelled since: its end has delivered all of it
+                continue
+            try:
+                if self._adaptive and accepted != _REPLACED:
+                    self._draft_windows.observe(running, accepted, proposed)
+                windows.update(running.take_accepted())
+                since, count = running.count_tokens(self._committed)
+                times[since or self._committed, count] += 1  # a steady text has a token before
+                running.notify()
+            except BaseException as error:  # ends only this request
+                self.end(running, Finish("error", error))
+        for accepted, number in windows.items():
+            self._metrics.accept(accepted, number)
+        for (since, count), rows in times.items():
+            self._metrics.kept += rows * count
+            self._metrics.inter_token_seconds.observe((self._committed - since) / count, rows * count)
 
     def end(self, running: RunningRequest, finish: Finish | None) -> None:
         """End a request and free its slot. Raises nothing; errors are logged and affect no other request.
@@ -107,33 +144,71 @@ class Committer:
                     always.callback(running.notify)
                     always.callback(self._validations.add, running)
                 else:
-                    self._count_tokens(running, () if finish is None else running.finish(finish))
+                    accepted = () if finish is None else running.finish(finish)
+                    self._count_tokens(running, accepted, time.monotonic())
                 self._metrics.forced_ends += running.forced_ends
                 self._metrics.reasoning_ends_mid_round += running.reasoning_ends_mid_round
         except BaseException:
             log.exception("a request ended (%s), but an error occurred meanwhile", request.finish_reason)
 
-    def _observe_acceptance(self, running: RunningRequest, emitted: list[int], verified: VerifiedRound) -> int:
-        """Count the drafts of a request that the drafter proposed; return how many were accepted."""
-        proposed = verified.round.num_proposed_for(running)
-        accepted = min(max(0, len(emitted) - 1), verified.num_from_drafter[running.slot], proposed)
-        if verified.round.adaptive:
-            self._draft_windows.observe(running, accepted, proposed)
-        if self._lookup is not None and proposed:
+    def _lengthen(self, verified: VerifiedRound, tokens: Ints, counts: Ints) -> set[int]:
+        """Commit the rows that only lengthen their texts, up to what ``deliver`` does; return their slots."""
+        round_, steady = verified.round, self._steady
+        at = steady.lengthened(round_, tokens, counts)
+        slots, emitted = at.tolist(), counts[at]
+        # A row whose prompt has just ended (Round.undrafted) is not steady yet.
+        most = np.minimum(steady.most_drafts(round_, at), 0 if round_.only_fast_forward else round_.num_proposed)
+        from_drafter = np.array([verified.num_from_drafter.get(slot, _REPLACED) for slot in slots], np.int64)
+        accepted = np.minimum(np.minimum(emitted - 1, most), from_drafter).tolist()
+        steady.append(at, emitted)
+        for slot, decided, count in zip(slots, tokens[at].tolist(), emitted.tolist(), strict=True):
+            round_.rows[slot].lengthen(decided[:count], verified.num_verified[slot])
+        rows = [round_.rows[slot] for slot in slots]
+        self._undelivered = list(zip(rows, accepted, most.tolist(), strict=True))
+        self._committed, self._adaptive = time.monotonic(), round_.adaptive
+        self._metrics.emitted += int(emitted.sum())
+        if self._lookup is not None:
+            for each in self._undelivered:
+                self._observe_lookup(*each)
+        return set(slots)
+
+    def _commit_alone(self, verified: VerifiedRound, tokens: Ints, counts: Ints, lengthened: Container[int]) -> int:
+        """Commit the other rows one by one; return how many tokens of the drafter were accepted."""
+        num_accepted = 0
+        for slot, running in verified.round.rows.items():
+            if slot in lengthened or running.finished:  # cancelled since
+                continue
+            emitted = tokens[slot, : counts[slot]].tolist()
+            if running.replay.rereading:
+                self._reread_one(running, emitted)
+                continue
+            if slot in verified.num_from_drafter:
+                proposed = verified.round.num_proposed_for(running)
+                accepted = min(max(0, len(emitted) - 1), verified.num_from_drafter[slot], proposed)
+                num_accepted += accepted
+                if verified.round.adaptive:
+                    self._draft_windows.observe(running, accepted, proposed)
+                self._observe_lookup(running, accepted, proposed)
+            self._metrics.emitted += len(emitted)
+            self._commit_one(running, emitted, verified)
+        return num_accepted
+
+    def _observe_lookup(self, running: RunningRequest, accepted: int, proposed: int) -> None:
+        """Count accepted drafts for the lookup: at once, because a text may depend on it under the rejection rule."""
+        if self._lookup is not None and proposed and accepted != _REPLACED:
             self._lookup.observe(running, accepted, proposed)
-        return accepted
 
     def _commit_one(self, running: RunningRequest, emitted: list[int], verified: VerifiedRound) -> None:
         """Commit the tokens of one request. An error here ends this request only."""
-        self._metrics.emitted += len(emitted)
         try:
             with nullcontext() if running.grammar_time is None else running.grammar_time.step():
                 logprobs = self._logprobs(running, emitted, verified)
                 accepted = running.commit(emitted, verified.num_verified[running.slot], logprobs)
-                self._count_tokens(running, accepted)
+                self._count_tokens(running, accepted, time.monotonic())
             if not running.finished:
                 if not emitted:
                     raise InternalError("the target's logits are not finite at this token; check the engine's dtype")
+                self._steady.watch(running)
                 running.notify()
                 return
         except BaseException as error:
@@ -157,24 +232,20 @@ class Committer:
         masks = self._buffers.bitmask.host_view(verified.round.batch, rows, words)[running.slot].numpy()
         return token_logprobs(logits.floats(), None if request.scores_prompt else masks, emitted, request.params)
 
-    def _count_tokens(self, running: RunningRequest, accepted: Iterable[int]) -> None:
-        """Count tokens that became text, their times, and the ``accepted`` drafts of each of their windows."""
+    def _count_tokens(self, running: RunningRequest, accepted: Iterable[int], now: float) -> None:
+        """Count tokens that became text at ``now``, and the ``accepted`` drafts of each of their windows."""
         for each in accepted:
             self._metrics.accept(each)
-        count = running.final_length - running.counted_tokens
-        running.counted_tokens += count
+        since, count = running.count_tokens(now)
         self._metrics.kept += count
         if not count:
             return
-        now = time.monotonic()
-        if running.last_token_time is None:
-            running.request.first_token_time = now
+        if since is None:
+            running.request.first_token_time = since = now
             self._metrics.time_to_first_token_seconds.observe(now - running.request.submitted)
             count -= 1  # other tokens of the first round have no interval of their own
-        since = running.last_token_time if running.last_token_time is not None else now
         if count:
             self._metrics.inter_token_seconds.observe((now - since) / count, count)
-        running.last_token_time = now
 
     def _notify_end(self, running: RunningRequest) -> None:
         try:

@@ -3,9 +3,9 @@
 There are two schedules. Overlap schedule::
 
     device                              host
-    propose the drafts of round r
+    propose the drafts of round r       deliver round r-2: texts, counts, streams
     copy tokens r-1, drafts r ─────────► the one wait       (copies run on a second stream)
-    score window + 1 rows               commit round r-1: text, streams, ends of requests
+    score window + 1 rows               commit round r-1: tokens, ends of requests
                                         write the masks of round r
     adjust ◄─────masks, draft lengths,──┤       (only if a request has penalties or biases)
     verify       adjusted tokens        ┘
@@ -13,7 +13,8 @@ There are two schedules. Overlap schedule::
 
 The host commits round r-1 after the drafts of round r are enqueued, so that it waits for the device once per round. The
 device uses the result of a round at once (SlotState.advance), but the host reads it one round later. The rows of a
-request that has finished in between get empty masks, and emit nothing.
+request that has finished in between get empty masks, and emit nothing. What no later round depends on is delivered
+while the device is busy with the next one.
 
 The synchronous schedule runs the same steps with the same results, but the target starts after the masks are written.
 
@@ -37,8 +38,9 @@ from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.engine_loop.drafter import Drafter, Lookup
 from tandemrt.runtime.engine_loop.planner import RoundPlanner
 from tandemrt.runtime.engine_loop.preemption import Preemption
+from tandemrt.runtime.engine_loop.steady_rows import SteadyRows
 from tandemrt.runtime.engine_loop.target import TargetRunner
-from tandemrt.runtime.engine_loop.verify_inputs import DraftToVerify, VerifyInputWriter
+from tandemrt.runtime.engine_loop.verify_inputs import DraftsToVerify, VerifyInputWriter
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.round import Round, VerifiedRound
@@ -90,16 +92,19 @@ class EngineLoop:
             chunk_while_decoding=prefill_chunk_while_decoding,
             lookup=lookup,
         )
-        listeners: list[SlotListener] = [scheduler, target.state, drafter, draft_windows]
+        steady = SteadyRows(slots)
+        listeners: list[SlotListener] = [scheduler, target.state, drafter, draft_windows, steady]
         listeners += [] if target.images is None else [target.images]
         listeners += [] if lookup is None else [lookup]
         self.slots = Slots(slots, cache_manager, listeners, num_draft_tokens=draft_windows.largest, slack=slack)
         self._timeline = timeline
         observed = lookup if drafter.window else None
-        self._committer = Committer(target.buffers, self.slots, scheduler.validations, draft_windows, metrics, observed)
-        self._preemption = Preemption(self.slots, scheduler, drafter, self._committer.end, metrics)
+        self._committer = Committer(
+            target.buffers, self.slots, steady, scheduler.validations, draft_windows, metrics, observed
+        )
+        self._preemption = Preemption(self.slots, scheduler, drafter, self._committer, metrics)
         self._verify_inputs = VerifyInputWriter(
-            target.buffers, streams, self._committer.end, metrics, drafter.max_length
+            target.buffers, streams, steady, self._committer.end, metrics, drafter.max_length
         )
         self._stages = RoundStages(
             target, drafter, lookup, self._verify_inputs, self._committer, streams, metrics, timeline
@@ -150,6 +155,8 @@ class EngineLoop:
             self._stages.commit(last, self._stages.fetch(None, last))
         else:
             self._timeline.pause()
+        if last is not None and self._last is None:  # no later commit may follow
+            self._stages.deliver()
         self._prompts_in_flight = round_.has_work and self._last is None
         self._prompt_tokens = self.metrics.prefilled - prefilled
         if self.idle:  # rounds of the warm-up may follow, which use free slots
@@ -174,6 +181,7 @@ class EngineLoop:
         copied = stages.fetch(round_ if draft_first else None, last)
         if not round_.may_copy:
             stages.score(round_)
+        stages.deliver()
         stages.commit(last, copied)
         round_ = round_.unfinished()
         if round_.may_copy and round_.has_work:
@@ -192,6 +200,7 @@ class EngineLoop:
         round_ = stages.drafted(round_) if draft_first else round_
         copied = stages.fetch(round_ if draft_first else None, last)
         stages.commit(last, copied)
+        stages.deliver()
         round_ = round_.unfinished()
         if not round_.has_work:
             return None
@@ -201,9 +210,9 @@ class EngineLoop:
             round_ = stages.drafted(round_)
             stages.wait_for_drafts(round_)
             stages.replace_drafts(round_)
-        drafts = stages.write_inputs(round_, draft_probs) if round_.rows else {}
+        drafts = stages.write_inputs(round_, draft_probs) if round_.rows else None
         stages.score(round_)
-        return stages.verify(round_, draft_probs, drafts) if round_.rows else None
+        return None if drafts is None else stages.verify(round_, draft_probs, drafts)
 
     def fail(self, error: BaseException) -> bool:
         """End every request in a slot with ``error``, because an engine failed.
@@ -401,8 +410,13 @@ class RoundStages:
             if last is not None:
                 self._committer.commit(last)
 
-    def write_inputs(self, round_: Round, draft_probs: Buffer | None) -> dict[int, DraftToVerify]:
-        """Write masks, draft lengths and adjusted tokens; return the drafts to verify by slot.
+    def deliver(self) -> None:
+        """Pass on what the last commit has appended, while the device is busy; see Committer.deliver."""
+        with self._metrics.timed("deliver"):
+            self._committer.deliver()
+
+    def write_inputs(self, round_: Round, draft_probs: Buffer | None) -> DraftsToVerify:
+        """Write masks, draft lengths and adjusted tokens; return the drafts to verify.
 
         The ``draft_probs`` of drafts from the text become zero, because these tokens were not sampled.
         """
@@ -410,7 +424,7 @@ class RoundStages:
             drafts = self._verify_inputs.write(round_)
         if not self._proposed:
             return drafts
-        for slot, draft in drafts.items():
+        for slot, draft in drafts.alone.items():
             from_text = range(len(draft.tokens)) if slot in round_.copied else draft.fast_forward
             kept = 0 if slot in round_.copied else draft.num_from_drafter
             if from_text and kept < len(draft.tokens):
@@ -424,7 +438,7 @@ class RoundStages:
     def _has_drafter_for(self, round_: Round) -> bool:
         return self._drafter.window > 0 and round_.needs_drafter
 
-    def verify(self, round_: Round, draft_probs: Buffer | None, drafts: dict[int, DraftToVerify]) -> VerifiedRound:
+    def verify(self, round_: Round, draft_probs: Buffer | None, drafts: DraftsToVerify) -> VerifiedRound:
         """Adjust logits, verify the drafts and advance the slots, after the copies that ``write_inputs`` enqueued."""
         self._streams.wait_for_copies_on_device()
         with self._metrics.timed("verify"), self._timeline.span("verify"):
@@ -436,10 +450,10 @@ class RoundStages:
         self._timeline.collect()
         self._metrics.rounds += 1
         self._metrics.waits = self._streams.waits
-        num_verified = {slot: len(draft.tokens) for slot, draft in drafts.items()}
-        replaced = round_.copied if self._drafter.window else ()
-        from_drafter = {slot: draft.num_from_drafter for slot, draft in drafts.items() if slot not in replaced}
-        return VerifiedRound(round_, num_verified, from_drafter, logits)
+        from_drafter = drafts.from_drafter
+        if round_.copied and self._drafter.window:
+            from_drafter = {slot: count for slot, count in from_drafter.items() if slot not in round_.copied}
+        return VerifiedRound(round_, drafts.lengths, from_drafter, logits)
 
     def _copied_logits(self, round_: Round, mode: str) -> dict[int, HostCopy]:
         """Copy the logits of requests with this ``logprobs_mode``, because the next round overwrites them."""

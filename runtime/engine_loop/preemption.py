@@ -2,8 +2,8 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
 
+from tandemrt.runtime.engine_loop.commit import Committer
 from tandemrt.runtime.engine_loop.drafter import Drafter
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 class Preemption:
     """Reserves cache memory for the next round, preempts requests if memory is short, and registers prefixes.
 
-    Memory goes to the oldest request first; the youngest one is preempted. ``end`` ends a request with an error.
+    Memory goes to the oldest request first; the youngest one is preempted.
 
     A preempted request leaves its slot and returns to the queue. Later it is prefilled again, except for blocks that
     are still cached. Tokens that the round in flight decides for it are dropped; Replay says what rounds do again.
@@ -29,13 +29,13 @@ class Preemption:
         slots: Slots,
         scheduler: Scheduler,
         drafter: Drafter,
-        end: Callable[[RunningRequest, Finish], None],
+        committer: Committer,
         metrics: Metrics,
     ) -> None:
         self._slots = slots
         self._scheduler = scheduler
         self._drafter = drafter
-        self._end = end
+        self._committer = committer
         self._metrics = metrics
 
     def reserve_memory(self, last: VerifiedRound | None) -> VerifiedRound | None:
@@ -43,6 +43,8 @@ class Preemption:
         queue = deque(self._slots)  # the oldest first
         while queue:
             running = queue.popleft()
+            if len(running.tokens) <= running.unchanged_until:  # as in most rounds
+                continue
             try:
                 self._register_prefix(running)
                 while not self._slots.grow(running):
@@ -52,8 +54,10 @@ class Preemption:
                     self._preempt(youngest)
                     if youngest is running:
                         break
+                else:
+                    running.unchanged_until = self._slots.unchanged_until(running)
             except BaseException as error:  # ends only this request
-                self._end(running, Finish("error", error))
+                self._committer.end(running, Finish("error", error))
         return last
 
     def _register_prefix(self, running: RunningRequest) -> None:
@@ -67,6 +71,7 @@ class Preemption:
 
     def _preempt(self, running: RunningRequest) -> None:
         self._metrics.preemptions += 1
+        self._committer.deliver()  # the text up to here, which the request may process again
         self._scheduler.preempt(running.preempt())
         try:
             self._slots.leave(running.slot)

@@ -1,15 +1,20 @@
-"""Synthetic acceptance for benchmarks: mask rows that make verification accept a given mean of drafted tokens."""
+"""Synthetic acceptance for benchmarks: mask rows that make verification accept a given mean of drafted tokens.
+
+``accept_synthetic`` is the rule, for one row. ``num_accepted`` counts the same for many rows.
+"""
 
 from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.requests.running import RunningRequest
 
 _BITS = np.left_shift(1, range(32)).astype(np.int32)
 _WORD = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
 
 
 def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int], masks: MaskRows, first: int) -> int:
@@ -20,7 +25,10 @@ def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int]
     which the rows from ``first`` on allow. The row of each accepted token allows that token only; the next row forbids
     its own drafted token. Returns how many tokens are accepted.
     """
-    rate, coin = _rate(mean, running.request.num_draft_tokens), _coin(running.request.seed, len(running.tokens))
+    rate, coin = (
+        synthetic_rate(mean, running.request.num_draft_tokens),
+        _coin(running.request.seed, len(running.tokens)),
+    )
     count, chance = 0, rate
     while count < len(tokens) and coin < chance:
         count, chance = count + 1, chance * rate
@@ -36,8 +44,29 @@ def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int]
     return count
 
 
+def num_accepted(
+    rates: npt.NDArray[np.float64],
+    seeds: npt.NDArray[np.uint64],
+    lengths: npt.NDArray[np.int64],
+    counts: npt.NDArray[np.int64],
+) -> npt.NDArray[np.int64]:
+    """Return how many of ``counts`` drafted tokens each row accepts. All arguments have the shape [rows].
+
+    Args:
+        rates: of each row, see ``synthetic_rate``.
+        seeds, lengths: of the request, and of its text.
+    """
+    bits = seeds + (lengths + 1).astype(np.uint64) * np.uint64(_STEP)  # as in _coin
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        bits = (bits ^ bits >> np.uint64(shift)) * np.uint64(factor)
+    coins = ((bits ^ bits >> np.uint64(31)) >> np.uint64(11)).astype(np.float64) / (1 << 53)
+    chances = np.cumprod(np.repeat(rates[:, None], max(1, int(counts.max(initial=0))), axis=1), axis=1)
+    accepted: npt.NDArray[np.int64] = np.minimum((coins[:, None] < chances).sum(axis=1), counts)
+    return accepted
+
+
 @lru_cache
-def _rate(mean: float, window: int) -> float:
+def synthetic_rate(mean: float, window: int) -> float:
     """Return the acceptance probability of a token with which windows of ``window`` tokens emit ``mean`` tokens."""
     low, high = 0.0, 1.0
     if mean >= window + 1:
@@ -53,7 +82,7 @@ def _rate(mean: float, window: int) -> float:
 
 def _coin(seed: int, position: int) -> float:
     """Return a uniform number in [0, 1) (SplitMix64; Steele, Lea and Flood 2014)."""
-    bits = (seed + (position + 1) * 0x9E3779B97F4A7C15) & _WORD
+    bits = (seed + (position + 1) * _STEP) & _WORD
     bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _WORD
     bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _WORD
     return ((bits ^ bits >> 31) >> 11) / (1 << 53)

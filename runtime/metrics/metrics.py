@@ -7,7 +7,7 @@ from typing import Any
 
 from tandemrt.runtime.metrics.histogram import Histogram
 
-PHASES = ("prefill", "propose", "target", "wait", "commit", "fill", "verify")
+PHASES = ("prefill", "propose", "target", "wait", "commit", "deliver", "fill", "verify")
 DEVICE_PHASES = ("prefill", "propose", "target", "verify", "round")
 # Bucket bounds of the histograms:
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -106,12 +106,12 @@ class Metrics:
         ms = {phase: 1e3 * seconds / self.timed_rounds for phase, seconds in self.device_seconds.items()}
         return ms | {"idle": ms["round"] - sum(ms[phase] for phase in DEVICE_PHASES if phase != "round")}
 
-    def accept(self, count: int) -> None:
-        """Count one verified draft window with ``count`` tokens accepted and kept."""
-        self.steps += 1
+    def accept(self, count: int, windows: int = 1) -> None:
+        """Count verified draft windows with ``count`` tokens accepted and kept."""
+        self.steps += windows
         for position in range(count):
-            self.accepted[position] += 1
-        self.accepted_per_step.observe(count)
+            self.accepted[position] += windows
+        self.accepted_per_step.observe(count, windows)
 
     def begin_traffic(self) -> None:
         """Count in ``traffic`` from now on: the warm-up has ended."""

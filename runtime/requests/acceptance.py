@@ -26,9 +26,10 @@ class _Count:
         self.tried, self.accepted = tried, accepted
 
     def observe(self, tried: float, accepted: float) -> None:
-        self.add(tried, accepted, DECAY if tried else IDLE_DECAY)
-        scale = min(1.0, MAX_TRIED / self.tried) if self.tried else 1.0
-        self.tried, self.accepted = scale * self.tried, scale * self.accepted
+        decay = DECAY if tried else IDLE_DECAY
+        self.tried, self.accepted = decay * self.tried + tried, decay * self.accepted + accepted
+        if self.tried > MAX_TRIED:
+            self.tried, self.accepted = MAX_TRIED, self.accepted * (MAX_TRIED / self.tried)
 
     def add(self, tried: float, accepted: float, decay: float) -> None:
         self.tried = decay * self.tried + tried

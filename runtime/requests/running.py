@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from tandemrt.runtime.caches.hashes import BlockHashes
-from tandemrt.runtime.constraints.constraint import Constraint, FilledRows
+from tandemrt.runtime.constraints.constraint import Constraint, FilledRows, SteadyText
 from tandemrt.runtime.constraints.roles import RoleSpan
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.device.slot_state import SlotParams
@@ -25,6 +25,8 @@ class RunningRequest:
 
     A preempted request keeps this object while it waits for another slot.
 
+    Constraint, text and counts may be behind ``tokens`` (``lengthen``). Methods that need them call ``catch_up``.
+
     Attributes:
         tokens: prompt and output, without those that ``replay`` has not processed again.
         prefilled: number of tokens in the caches.
@@ -34,6 +36,7 @@ class RunningRequest:
         preemptions: number of preemptions.
         replay: the rounds that it runs again after a preemption.
         registered_blocks: number of blocks that other requests can reuse, see Slots.register_prefix.
+        unchanged_until: length of the text up to which its memory and these blocks stay as they are.
         reasoning_ends_mid_round: number of rounds whose tokens contain both the end of reasoning and answer text.
         counted_tokens: number of output tokens in the metrics.
         last_token_time: arrival of the newest token, in seconds of ``time.monotonic``; None before the first one.
@@ -59,12 +62,15 @@ class RunningRequest:
         self.last_token_time: float | None = None
         self._text = queued.text_stream
         self._verified: deque[_VerifiedDraft] = deque()  # drafts with tokens that are not final yet
+        self._behind: list[tuple[int, int]] = []  # drafted and emitted tokens of rounds that ``lengthen`` has appended
+        self._accepted: list[int] = []  # see take_accepted
         self._notified = 0  # output tokens passed to the listener
         self._validation: Future[str | None] | None = None
         self._stop_reason: str | int | None = None
 
     def preempt(self) -> "QueuedRequest":
         """Return the request for the queue. Its text continues unchanged in the next slot."""
+        self.catch_up()
         self.preemptions += 1
         self.tokens += self.replay.stop()
         return replace(self._queued, preempted=self)
@@ -84,6 +90,7 @@ class RunningRequest:
         self.prefilled = cached
         self.prefill_end = len(self.tokens) - 1
         self.registered_blocks = 0
+        self.unchanged_until = 0
 
     def slot_params(self) -> SlotParams:
         """See SlotOccupant."""
@@ -104,7 +111,10 @@ class RunningRequest:
 
     @property
     def final_length(self) -> int:
-        """Number of output tokens that stay. A stop string may still remove tokens whose role is undecided."""
+        """Number of output tokens that stay. A stop string may still remove tokens whose role is undecided.
+
+        Only after ``catch_up``.
+        """
         return self.output_length if self.finished else self._text.tokens
 
     @property
@@ -124,7 +134,7 @@ class RunningRequest:
 
     @property
     def forced_ends(self) -> int:
-        """Number of times that a thinking budget ended the reasoning."""
+        """Number of times that a thinking budget ended the reasoning. Not before ``catch_up``."""
         return self.constraint.forced_ends_within(self.output_length)
 
     def reread(self, emitted: Sequence[int]) -> None:
@@ -135,18 +145,21 @@ class RunningRequest:
     def may_fast_forward(self, tokens: int) -> bool:
         """See Constraint.may_fast_forward and Replay.fast_forward."""
         repeated = self.replay.fast_forward
+        self.catch_up()
         return self.constraint.may_fast_forward(tokens) if repeated is None else repeated
 
     def fill_rows(self, draft: Sequence[int], masks: MaskRows, first: int, *, limit: int, override: bool) -> FilledRows:
         """See Constraint.fill_rows and Replay.fill_rows."""
         if self.replay.rereading:
             return self.replay.fill_rows(masks, first, limit)
+        self.catch_up()
         return self.constraint.fill_rows(draft, masks, first, limit=limit, override=override)
 
     def fast_forward_tokens(self, most: int) -> list[int]:
         """See Constraint.fast_forward_tokens."""
         if self.replay.rereading:
             return self.replay.next_drafts(most)
+        self.catch_up()
         with nullcontext() if self.grammar_time is None else self.grammar_time.shared_work():
             return self.constraint.fast_forward_tokens(most)
 
@@ -160,6 +173,7 @@ class RunningRequest:
         Returns:
             For each verified draft whose tokens became final, the number of drafted tokens accepted.
         """
+        self.catch_up()
         commit = self.constraint.commit(emitted)
         if self.request.trace is not None:
             self.request.trace.record_commit(emitted, self.constraint.forced_end_spans)
@@ -179,8 +193,46 @@ class RunningRequest:
                 break
         self.reasoning_ends_mid_round += "answer" in roles[1:] and roles[0] != "answer"
         if finish is not None:
-            return self._conclude(finish, stop_reason)
-        return self._record(self._text.tokens)
+            return self.take_accepted() + self._conclude(finish, stop_reason)
+        return self.take_accepted() + self._record(self._text.tokens)
+
+    def steady_text(self) -> SteadyText | None:
+        """See Constraint.steady_text. None as well if each of the next tokens needs more than to be appended."""
+        each_matters = self.request.trace is not None or self.request.params.logprobs is not None or self._text.stops
+        if (
+            each_matters
+            or self.last_token_time is None
+            or self.finished
+            or self.constraint.has_grammar
+            or self.replay.rereading
+        ):
+            return None
+        self.catch_up()
+        return self.constraint.steady_text()
+
+    def lengthen(self, emitted: Sequence[int], drafted: int) -> None:
+        """Append tokens that lengthen a SteadyText, and leave the rest of ``commit`` to ``catch_up``."""
+        self.tokens += emitted
+        self._behind.append((drafted, len(emitted)))
+
+    def catch_up(self) -> None:
+        """Commit the tokens that ``lengthen`` has appended."""
+        if not self._behind:
+            return
+        rounds, self._behind, count = self._behind, [], 0
+        for drafted, emitted in rounds:
+            count += emitted
+            if drafted:
+                self._accepted.append(self.speculation.record(drafted=drafted, kept=emitted, emitted=emitted))
+        role = self.constraint.default_role
+        self.constraint.lengthen(count)
+        self._text.add(role, self.tokens[-count:])
+
+    def take_accepted(self) -> list[int]:
+        """Catch up, and return the number of drafted tokens accepted in each round that was caught up with."""
+        self.catch_up()
+        accepted, self._accepted = self._accepted, []
+        return accepted
 
     def finish(self, finish: Finish) -> list[int]:
         """End the request and keep its text so far. Does nothing if it has finished. Raises nothing.
@@ -189,8 +241,10 @@ class RunningRequest:
         """
         if self.request.finished:
             return []
-        self.tokens += self.replay.stop()
+        accepted: list[int] = []
         try:
+            accepted = self.take_accepted()
+            self.tokens += self.replay.stop()
             undecided = self.constraint.undecided_span
             if undecided.tokens and not self.finished and finish.failure is None:  # an incomplete delimiter is text
                 self._add(undecided)
@@ -198,7 +252,7 @@ class RunningRequest:
         except BaseException as raised:
             finish = replace(finish, reason="error", failure=finish.failure or raised)
         try:
-            return self._end(finish)
+            return accepted + self._end(finish)
         except BaseException as raised:  # a request must end, whatever fails
             finish = Finish("error", finish.failure or raised)
             output = replace(
@@ -209,6 +263,14 @@ class RunningRequest:
             )
             self.request.finish(finish, output)
             return []
+
+    def count_tokens(self, now: float) -> tuple[float | None, int]:
+        """Return the time of the last token before, and how many became final since then, at ``now``."""
+        since, count = self.last_token_time, self.final_length - self.counted_tokens
+        if count:
+            self.counted_tokens += count
+            self.last_token_time = now
+        return since, count
 
     def finish_validated(self) -> None:
         """End the request with the result of its validation, which must be done. Raises nothing."""
@@ -228,6 +290,7 @@ class RunningRequest:
         request = self.request
         if not request.streams and not request.finished:
             return
+        self.catch_up()
         begin = len(request.prompt)
         tokens = self.tokens[begin + self._notified : begin + self.final_length]
         self._notified += len(tokens)

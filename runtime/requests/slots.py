@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from tandemrt.engines.contract.calls import capacity
-from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.contract.contract import BLOCK_SIZE, blocks_of
 from tandemrt.engines.validation.errors import InternalError
 from tandemrt.runtime.caches.kv_cache import KVCacheManager
 from tandemrt.runtime.requests.request import Request
@@ -88,6 +88,20 @@ class Slots:
     def grow(self, running: RunningRequest) -> bool:
         """Reserve memory for the next round of ``running``; return False if there is too little."""
         return self._cache_manager.reserve(running.slot, self._needed(len(running.tokens), running.request)) is not None
+
+    def unchanged_until(self, running: RunningRequest) -> int:
+        """Return up to which length of the text ``grow`` and ``register_prefix`` have nothing to do, after both."""
+        request, length = running.request, len(running.tokens)
+        registered, last = running.registered_blocks, running.prefill_end // BLOCK_SIZE
+        if running.prefilling or (running.hashes is not None and registered < last):
+            return 0
+        until = request.max_length
+        if length + self._num_draft_tokens + 1 < until:
+            needed = self._needed(length, request)
+            until = length + BLOCK_SIZE * blocks_of(needed) - needed  # the rest of a block is reserved, too
+        if running.hashes is None or not self._cache_manager.caches_outputs:
+            return until
+        return min(until, (registered + 1) * BLOCK_SIZE)  # the last token is in no cache
 
     def register_prefix(self, running: RunningRequest, tokens: int) -> None:
         """Let other requests reuse the whole blocks among the first ``tokens`` tokens of ``running``."""

@@ -180,6 +180,7 @@ class TextStream:
     """The text of one request, split into reasoning and answer.
 
     Attributes:
+        stops: whether there are stop strings, so that each token may end the text.
         tokens: number of tokens added, reasoning delimiters included.
         reasoning_tokens: number of those that are reasoning.
     """
@@ -196,7 +197,7 @@ class TextStream:
         self._detokenizers = {
             kind: Detokenizer(tokenizer, matcher, skip_special=skip_special) for kind in ("reasoning", "answer")
         }
-        self._stops = matcher.any
+        self.stops = matcher.any
         self._include_stop = include_stop
         self._kind = ""  # of the newest tokens
         self._undecoded: list[int] = []  # tokens of that kind; without stop strings their text can wait
@@ -232,7 +233,7 @@ class TextStream:
                 if other != kind:
                     self._detokenizers[other].finish()
         detokenizer, count = self._detokenizers.get(kind), len(token_ids)  # delimiters belong to neither text
-        if detokenizer is not None and self._stops:
+        if detokenizer is not None and self.stops:
             count = detokenizer.push(token_ids, include_stop=self._include_stop)
         elif detokenizer is not None:
             self._undecoded += token_ids

@@ -11,7 +11,9 @@ from tandemrt.runtime.grammars.bitmask import FixedRow
 
 ROWS, WORDS = 6, 3
 SHARED = [NO_TOKENS, *(np.full(WORDS, value, np.int32) for value in (-1, 5))]
-WRITE = st.tuples(st.integers(0, ROWS - 1), st.integers(1, ROWS), st.one_of(st.integers(0, 2), st.integers(10, 20)))
+ONLY, WITHOUT = range(100, 196), range(200, 296)  # a token each
+KINDS = st.one_of(st.integers(0, 2), st.integers(10, 20), st.sampled_from(ONLY), st.sampled_from(WITHOUT))
+WRITE = st.tuples(st.integers(0, ROWS - 1), st.integers(1, ROWS), KINDS)
 
 
 @given(st.lists(st.lists(WRITE, max_size=8), max_size=6))
@@ -24,6 +26,13 @@ def test_uploads_make_the_device_copy_equal(rounds: list[list[tuple[int, int, in
                 count = min(count, ROWS - index)
                 masks.write_shared(index, SHARED[what], count)
                 expected[index : index + count] = SHARED[what]
+            elif what in ONLY:
+                masks.allow_only(index, what - ONLY.start)
+                bitmask.allow_only(expected[index], what - ONLY.start)
+            elif what in WITHOUT:
+                masks.write_without(index, SHARED[1 + count % 2], what - WITHOUT.start)
+                expected[index] = SHARED[1 + count % 2]
+                bitmask.forbid(expected[index], what - WITHOUT.start)
             else:
                 masks.writable(index)[:] = what
                 expected[index] = what
@@ -31,6 +40,10 @@ def test_uploads_make_the_device_copy_equal(rounds: list[list[tuple[int, int, in
         masks.mark_clean()
         assert (copy == expected).all()
         assert (rows == expected).all()
+        shared_ids = np.array([id(SHARED[1])] * ROWS)
+        assert set(range(ROWS)) - set(masks.others_than(shared_ids, 1)) <= {
+            *np.flatnonzero((rows == SHARED[1]).all(axis=1))
+        }
 
 
 def test_an_unchanged_row_is_not_written_again() -> None:

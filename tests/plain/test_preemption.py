@@ -5,6 +5,8 @@ A block becomes findable when its last token has been processed.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +40,8 @@ class Memory:
         self.slots = Slots(SLOTS, self.table, [self.scheduler], num_draft_tokens=0)
         self.ended: list[tuple[RunningRequest, Finish]] = []
         end = lambda running, finish: self.ended.append((running, finish))  # noqa: E731
-        self.preemption = Preemption(self.slots, self.scheduler, NoDrafter(), end, self.metrics)
+        committer: Any = SimpleNamespace(end=end, deliver=lambda: None)
+        self.preemption = Preemption(self.slots, self.scheduler, NoDrafter(), committer, self.metrics)
 
     def join(self, prompt: Sequence[int], *, prefilled: bool = True, window: int = 0) -> RunningRequest:
         running = self.slots.join(make_queued(prompt=prompt, hashes=BlockHashes("bundle"), window=window))

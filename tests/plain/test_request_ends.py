@@ -12,6 +12,7 @@ from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.engine_loop.commit import Committer
 from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.engine_loop.planner import plan_round
+from tandemrt.runtime.engine_loop.steady_rows import SteadyRows
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.round import VerifiedRound
@@ -58,7 +59,8 @@ def committed(emitted: dict[int, list[int]], slots: Slots) -> tuple[Committer, C
     for slot, tokens in emitted.items():
         buffers.tokens.host_view(round_.batch, WINDOW + 1)[slot, : len(tokens)] = torch.tensor(tokens)
         buffers.count.host_view(round_.batch)[slot] = len(tokens)
-    committer = Committer(buffers, slots, PendingValidations(lambda: None), windows, Metrics(accepted=[0] * WINDOW))
+    steady, metrics = SteadyRows(slots.count), Metrics(accepted=[0] * WINDOW)
+    committer = Committer(buffers, slots, steady, PendingValidations(lambda: None), windows, metrics)
     return committer, lambda: committer.commit(
         VerifiedRound(round_, dict.fromkeys(round_.rows, 0), dict.fromkeys(round_.rows, 0))
     )

@@ -33,7 +33,7 @@ from tests.waiting import PATIENCE_S
 
 SLOTS, WINDOW, CHUNK = 8, 4, 16
 CPU = torch.device("cpu")
-STAGES = ("propose", "fetch", "score", "commit", "replace_drafts", "write_inputs", "verify")
+STAGES = ("propose", "fetch", "score", "deliver", "commit", "replace_drafts", "write_inputs", "verify")
 LOOKUP = TextLookup(9, 9)  # copies nothing of a short text
 
 
@@ -292,27 +292,27 @@ def test_a_request_that_the_round_in_flight_completes_takes_part_in_no_further_r
 @pytest.mark.parametrize(
     ("overlap", "drafter", "lookup", "schedule"),
     [
-        (True, FakeDrafter(), None, ["propose", "fetch", "score", "commit", "write_inputs", "verify"]),
-        (True, FakeDrafter(), LOOKUP, ["propose", "fetch", "score", "commit", "write_inputs", "verify"]),
+        (True, FakeDrafter(), None, ["propose", "fetch", "score", "deliver", "commit", "write_inputs", "verify"]),
+        (True, FakeDrafter(), LOOKUP, ["propose", "fetch", "score", "deliver", "commit", "write_inputs", "verify"]),
         (
             True,
             FakeDrafter(),
             PROMISING,
-            ["propose", "fetch", "commit", "replace_drafts", "score", "write_inputs", "verify"],
+            ["propose", "fetch", "deliver", "commit", "replace_drafts", "score", "write_inputs", "verify"],
         ),
-        (True, NoDrafter(), LOOKUP, ["fetch", "score", "commit", "write_inputs", "verify"]),
+        (True, NoDrafter(), LOOKUP, ["fetch", "score", "deliver", "commit", "write_inputs", "verify"]),
         (
             True,
             NoDrafter(),
             PROMISING,
-            ["fetch", "commit", "propose", "replace_drafts", "score", "write_inputs", "verify"],
+            ["fetch", "deliver", "commit", "propose", "replace_drafts", "score", "write_inputs", "verify"],
         ),
-        (False, FakeDrafter(), None, ["propose", "fetch", "commit", "write_inputs", "score", "verify"]),
+        (False, FakeDrafter(), None, ["propose", "fetch", "commit", "deliver", "write_inputs", "score", "verify"]),
         (
             False,
             NoDrafter(),
             LOOKUP,
-            ["fetch", "commit", "propose", "replace_drafts", "write_inputs", "score", "verify"],
+            ["fetch", "commit", "deliver", "propose", "replace_drafts", "write_inputs", "score", "verify"],
         ),
     ],
 )
@@ -348,7 +348,8 @@ def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only
     loop.step()
     assert (waiting.request.finish_reason, streams.waits, metrics.rounds) == ("stop", 4, 3)
     # The host commits the end while the next round is in flight: its drafts are dropped.
-    assert done == schedule[: schedule.index("commit") + 1]
+    assert done[: schedule.index("commit") + 1] == schedule[: schedule.index("commit") + 1]
+    assert {*done[schedule.index("commit") + 1 :]} == {"deliver"}
     done.clear()
     loop.step()
     assert (done, streams.waits) == ([], 4)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt.runtime.constraints.rows import MaskRows
-from tandemrt.runtime.engine_loop.synthetic import accept_synthetic
+from tandemrt.runtime.engine_loop.synthetic import accept_synthetic, num_accepted, synthetic_rate
 from tandemrt.runtime.grammars import bitmask
 from tests.plain.constraints import tokens_in
 from tests.plain.requests import make_running
@@ -63,3 +63,21 @@ def test_the_only_allowed_token_is_not_rejected() -> None:
     bitmask.allow(rows[0], 7)
     assert accepted(1.0, [7], 1, rows) == 0
     assert bitmask.only(rows[0]) == 7
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(1, 5), st.integers(0, 2**64 - 1), st.integers(1, 10_000), st.integers(0, WINDOW)),
+        min_size=1,
+    )
+)
+def test_many_rows_accept_what_each_would_alone(rows: list[tuple[float, int, int, int]]) -> None:
+    means, seeds, lengths, counts = zip(*rows, strict=True)
+    rates = np.array([synthetic_rate(mean, WINDOW) for mean in means])
+    alone = []
+    for mean, seed, length, count in rows:
+        running = make_running(rule="synthetic", synthetic_acceptance_length=mean)
+        running.request.seed, running.tokens = seed, [0] * length
+        alone.append(accept_synthetic(mean, running, [1, 2, 3, 4][:count], MaskRows(free()), 0))
+    together = num_accepted(rates, np.array(seeds, np.uint64), np.array(lengths), np.array(counts))
+    assert together.tolist() == alone

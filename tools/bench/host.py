@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,9 +94,6 @@ class Bench:
             thinks: ThinkingRule(*marked, budget=10**6 if thinks else None, vocabulary=self._vocabulary)
             for thinks in (False, True)
         }
-        library = GrammarLibrary(self._vocabulary, stop_ids=[self._stop])
-        self._compiled: Compiled = library.compile(library.read(StructuredOutputs(json=SCHEMA))).result()
-        library.close()
         self._length = (WARM + rounds + 4) * EMITTED
 
     def run(self, kind: Kind) -> tuple[float, ...]:
@@ -119,6 +117,15 @@ class Bench:
             each["plan"] = each["all"] - sum(each[name] for name in (*PHASES[1:], *_OF_DEVICE))
             each["all"] = sum(each[name] for name in PHASES)
         return tuple(statistics.median(each[name] for each in rounds[WARM:]) for name in (*PHASES, "all"))
+
+    @cached_property
+    def _compiled(self) -> Compiled:
+        library = GrammarLibrary(self._vocabulary, stop_ids=[self._stop])
+        try:
+            compiled: Compiled = library.compile(library.read(StructuredOutputs(json=SCHEMA))).result()
+        finally:
+            library.close()
+        return compiled
 
     def _loop(self, kind: Kind, clock: "ThreadClock") -> EngineLoop:
         """Return a loop over recorded texts."""
