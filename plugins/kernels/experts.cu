@@ -7,6 +7,7 @@
 // by side.
 
 #include "experts_matmuls.cuh"
+#include "experts_resident.cuh"
 #include "experts_route.cuh"
 #include "variants.cuh"
 
@@ -180,6 +181,15 @@ __device__ void sum_places(const typename T::Element* given, const int* places, 
         sum_places<T>(given, places, shares, ends, experts, bias, per_token, hidden, mixed);                           \
     }
 
-IF_BF16(KERNELS(bf16, Bf16))
-IF_FP16(KERNELS(fp16, Fp16))
+#define RESIDENT(NAME, T)                                                                                          \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1) gate_up_resident_##NAME(                              \
+        const u16* x, const u16* weight, const int* order, const int4* items, const int* item_count, int hidden,   \
+        int width, int per_token, const u16* bias, int interleaved, float alpha, float cubic, float limit,         \
+        float offset, u16* activated) {                                                                            \
+        Activation<T> activation{bias, interleaved, alpha, cubic, limit, offset};                                  \
+        gate_up_resident<T>(x, weight, order, items, item_count, hidden, width, per_token, activation, activated); \
+    }
+
+IF_BF16(KERNELS(bf16, Bf16) RESIDENT(bf16, Bf16))
+IF_FP16(KERNELS(fp16, Fp16) RESIDENT(fp16, Fp16))
 IF_FP32(KERNELS(fp32, Fp32))

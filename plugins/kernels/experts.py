@@ -13,7 +13,7 @@ import torch
 
 from tandemrt.plugins.kernels.experts_activation import activation_of
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
-from tandemrt.plugins.kernels.experts_route import Routes, Routing, max_items
+from tandemrt.plugins.kernels.experts_route import ITEM, Routes, Routing, max_items
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
 from tandemrt.plugins.kernels.tensors import check
@@ -23,7 +23,11 @@ from tandemrt.plugins.operators.launch import Call, Context
 _OUTPUTS = 32  # of one work unit of the down matmul
 _THREADS, _AT_ONCE = 256, 2  # threads per block; blocks per SM
 _RING = 4 * 4 * _THREADS * 16  # bytes of shared memory for the weight pipeline of a block
+_PARTIAL_SUMS = 2 * 8 * ITEM * 17 * 4  # further bytes of it
 _LEAST = 1024  # pairs that the workspace always has room for
+# Of the kernel that keeps an item's rows in shared memory: the most bytes of these, of what the hidden size must be a
+# multiple, and the pairs per expert, if routing is uniform, above which it is faster.
+_MOST_KEPT, _KEPT_MULTIPLE, _KEPT_PAIRS = 1 << 17, 512, 3
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
@@ -94,11 +98,16 @@ class ExpertsCall:
         routing = (routes.order, routes.items, routes.item_count)
         shares = routes.routing_weights
 
-        def out(name: str, across: int, *arguments: Any) -> Launch:
-            """Bind a persistent launch: as many blocks as run at a time, at most one per work unit."""
-            blocks = min(across * max_items(pairs, experts), _AT_ONCE * module.sm_count)
-            kernel = matmuls.kernel(f"{name}{weights.kind}_{kind}", shared=_RING)
-            return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING, early=early)
+        keeps = weights.file == "experts" and _keeps_rows(module, x, chosen)
+
+        def out(name: str, across: int, *arguments: Any, kept: int = 0) -> Launch:
+            """Bind a persistent launch: as many blocks as run at a time, at most one per work unit.
+
+            ``kept``: bytes of rows that a block keeps in shared memory.
+            """
+            blocks = min(across * max_items(pairs, experts), (1 if kept else _AT_ONCE) * module.sm_count)
+            kernel = matmuls.kernel(f"{name}{weights.kind}_{kind}", shared=_RING + kept)
+            return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING + kept, early=early)
 
         across, early = -(-hidden // (4 * _THREADS)), module.architecture >= HOPPER
         summed = (parts, per_token, sizes[0], mixed)
@@ -106,7 +115,7 @@ class ExpertsCall:
         self._launches = (
             *routes.launches(module, logits, chosen, tensors.get("expert_factors")),
             out(
-                "gate_up",
+                "gate_up_resident" if keeps else "gate_up",
                 width // weights.gates,
                 x,
                 *weights.gate_up,
@@ -115,6 +124,7 @@ class ExpertsCall:
                 per_token,
                 *activation_of(tensors, attributes),
                 activated,
+                kept=ITEM * hidden * x.element_size() if keeps else 0,
             ),
             out(
                 "down",
@@ -133,6 +143,14 @@ class ExpertsCall:
     def run(self) -> None:
         """Enqueue on torch's current stream."""
         run_in_order(self._launches, self._device)
+
+
+def _keeps_rows(module: KernelModule, x: torch.Tensor, routing: Routing) -> bool:
+    """Return whether the kernel of gate and up keeps the rows of an item, which changes no bit."""
+    hidden, size = x.shape[-1], x.element_size()
+    fits = size == 2 and hidden % _KEPT_MULTIPLE == 0 and ITEM * hidden * size <= _MOST_KEPT
+    many = routing.pairs > _KEPT_PAIRS * routing.experts
+    return fits and many and module.shared_memory >= _RING + _MOST_KEPT + _PARTIAL_SUMS
 
 
 def _require_sizes(tensors: Tensors, routing: Routing) -> None:

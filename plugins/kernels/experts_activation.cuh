@@ -28,7 +28,7 @@ struct Activation {
             gate = gate > limit ? limit : gate;
             up = up > limit ? limit : up < -limit ? -limit : up;
         }
-        return gate / (1.0f + __expf(-gate * (alpha + cubic * gate * gate))) * (up + offset);
+        return __fdividef(gate, 1.0f + __expf(-gate * (alpha + cubic * gate * gate))) * (up + offset);
     }
 };
 

@@ -25,6 +25,49 @@ __device__ __forceinline__ void keep(float (*to)[17], const Sums<T> (&sums)[TILE
     }
 }
 
+// A unit's activations of `count` rows; ``factors``, ``biases``: of the output of a thread, the same for all of its
+// rows.
+template <class T, int SPLIT>
+__device__ __forceinline__ void store_activated(const float (&shared)[WARPS][ITEM_ROWS][17], int mine, int count,
+                                                float of_gate, float of_up, float2 biases,
+                                                const Activation<T>& activation, typename T::Element* activated,
+                                                int width) {
+    constexpr int GATES = 8 * WARPS / SPLIT;
+    for (int at = mine; at < GATES * count; at += THREADS) {
+        int row = at / GATES, i = at % GATES, of = i / 8 * SPLIT;
+        float gate = 0, up = 0;
+#pragma unroll
+        for (int w = 0; w < SPLIT; ++w) {
+            gate += shared[of + w][row][i % 8];
+            up += shared[of + w][row][i % 8 + 8];
+        }
+        float value = activation(gate * of_gate, up * of_up, biases);
+        store1<T>(activated + static_cast<i64>(row) * width + i, value);
+    }
+}
+
+// A unit's weighted outputs of an item's rows.
+__device__ __forceinline__ void store_parts(const float (&shared)[WARPS][ITEM_ROWS][17], int mine, int4 item, int first,
+                                            float factor, float bias, const int* order, const float* shares, int hidden,
+                                            float* parts) {
+    for (int at = mine; at < DOWNS * item.z; at += THREADS) {
+        int row = at / DOWNS, output = at % DOWNS, of = output / 16 * DOWN_SPLIT;
+        if (first + output >= hidden) continue;
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < DOWN_SPLIT; ++w) sum += shared[of + w][row][output % 16];
+        int pair = order[item.y + row];
+        parts[static_cast<i64>(pair) * hidden + first + output] = (sum * factor + bias) * shares[pair];
+    }
+}
+
+// The place in an item of `count` pairs whose row a thread reads for place `place`: in formats that read whole tiles,
+// the last one's for those that do not exist.
+template <class Format>
+__device__ __forceinline__ int row_place(int place, int count) {
+    return Format::WHOLE_TILES ? min(place, count - 1) : place;
+}
+
 // A unit: GATES gates and the ups that belong to them, for activated[place of the pair].
 template <class Format>
 __device__ void gate_up(const typename Format::T::Element* x, const void* weight, Format format, const int* order,
@@ -37,7 +80,7 @@ __device__ void gate_up(const typename Format::T::Element* x, const void* weight
     begin_next();
     wait_for_previous();
     const uint4* stored = static_cast<const uint4*>(weight);
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, across = width / GATES;
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = threadIdx.x % 32 / 4, across = width / GATES;
     int length = hidden / EACH, turn = 0;
     Units units(*item_count, across);
     auto expert_of = [=](int item) { return items[item].x; };
@@ -48,20 +91,25 @@ __device__ void gate_up(const typename Format::T::Element* x, const void* weight
     Weights<Format, SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored, hidden,
                                                                               warp % SPLIT, units, ring);
     auto row_of = [&](int4 item, int tile) {
-        bool there = 8 * tile + g < item.z;
-        i64 row = there ? order[item.y + 8 * tile + g] / per_token : 0;
-        return there ? reinterpret_cast<const uint4*>(x) + row * length : nullptr;
+        int place = row_place<Format>(8 * tile + g, item.z);
+        i64 row = place < item.z ? order[item.y + place] / per_token : 0;
+        return place < item.z ? reinterpret_cast<const uint4*>(x) + row * length : nullptr;
     };
     Unit unit = units.first();
-    int4 next = units.there(unit) ? items[unit.item] : make_int4(0, 0, 0, 0);
+    if (!units.there(unit)) return;
+    int4 next = items[unit.item];
     const uint4* rows[TILES];
+    auto find_others = [&] {  // those after the first tile; the last one of those that exist for those that do not
 #pragma unroll
-    for (int tile = 0; tile < TILES; ++tile) rows[tile] = row_of(next, tile);
+        for (int tile = 1; tile < TILES; ++tile) rows[tile] = 8 * tile < next.z ? row_of(next, tile) : rows[tile - 1];
+    };
+    rows[0] = row_of(next, 0);
+    find_others();
     Ahead<Format> ahead;
     ahead.load(weights, rows[0], 0);
     int mine = THREADS - 1 - threadIdx.x;  // the last warps have the smallest parts of the inputs
     Scales<Format> scales(format, hidden);
-    if (units.there(unit)) scales.load(outputs_of(unit, next.x), warp % SPLIT, SPLIT);
+    scales.load(outputs_of(unit, next.x), warp % SPLIT, SPLIT);
     for (; units.there(unit); turn ^= 1) {
         int4 item = next;
         Unit after = units.after(unit);
@@ -78,24 +126,13 @@ __device__ void gate_up(const typename Format::T::Element* x, const void* weight
         float2 biases = activation.biases(own, width);
         const uint4* next_row = row_of(next, 0);
         Sums<T> sums[TILES];
-        multiply(weights, scales, outputs, following, rows, next_row, ahead, tiles, sums);
+        multiply(weights, scales, outputs, following, rows, next_row, ahead, tiles, true, sums);
         rows[0] = next_row;
-#pragma unroll
-        for (int tile = 1; tile < TILES; ++tile)
-            rows[tile] = row_of(next, tile);  // early, so that nothing waits for them
+        find_others();  // early, so that nothing waits for them
         keep<T>(shared[turn][warp], sums, tiles);
         __syncthreads();
-        for (int at = mine; at < GATES * count; at += THREADS) {
-            int row = at / GATES, i = at % GATES, of = i / 8 * SPLIT;
-            float gate = 0, up = 0;
-#pragma unroll
-            for (int w = 0; w < SPLIT; ++w) {
-                gate += shared[turn][of + w][row][i % 8];
-                up += shared[turn][of + w][row][i % 8 + 8];
-            }
-            float value = activation(gate * of_gate, up * of_up, biases);
-            store1<T>(activated + static_cast<i64>(item.y + row) * width + first + i, value);
-        }
+        store_activated<T, SPLIT>(shared[turn], mine, count, of_gate, of_up, biases, activation,
+                                  activated + static_cast<i64>(item.y) * width + first, width);
         unit = after;
     }
 }
@@ -112,7 +149,7 @@ __device__ void down(const typename Format::T::Element* activated, const void* w
     begin_next();
     wait_for_previous();
     const uint4* stored = static_cast<const uint4*>(weight);
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, length = width / EACH;
+    int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = threadIdx.x % 32 / 4, length = width / EACH;
     int turn = 0;
     Units units(*item_count, (hidden + DOWNS - 1) / DOWNS);
     auto expert_of = [=](int item) { return items[item].x; };
@@ -123,16 +160,18 @@ __device__ void down(const typename Format::T::Element* activated, const void* w
     Weights<Format, DOWN_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored, width,
                                                                                    warp % DOWN_SPLIT, units, ring);
     auto row_of = [&](int4 item, int tile) {
-        i64 row = item.y + 8 * tile + g;
-        return 8 * tile + g < item.z ? reinterpret_cast<const uint4*>(activated) + row * length : nullptr;
+        int place = row_place<Format>(8 * tile + g, item.z);
+        i64 row = item.y + place;
+        return place < item.z ? reinterpret_cast<const uint4*>(activated) + row * length : nullptr;
     };
     Unit unit = units.first();
-    int4 next = units.there(unit) ? items[unit.item] : make_int4(0, 0, 0, 0);
+    if (!units.there(unit)) return;
+    int4 next = items[unit.item];
     Ahead<Format> ahead;
     ahead.load(weights, row_of(next, 0), 0);
     int mine = THREADS - 1 - threadIdx.x;  // the last warps have the smallest parts of the inputs
     Scales<Format> scales(format, width);
-    if (units.there(unit)) scales.load(outputs_of(unit, next.x), warp % DOWN_SPLIT, DOWN_SPLIT);
+    scales.load(outputs_of(unit, next.x), warp % DOWN_SPLIT, DOWN_SPLIT);
     for (; units.there(unit); turn ^= 1) {
         int4 item = next;
         Unit after = units.after(unit);
@@ -150,18 +189,10 @@ __device__ void down(const typename Format::T::Element* activated, const void* w
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile) rows[tile] = row_of(item, tile);
         Sums<T> sums[TILES];
-        multiply(weights, scales, outputs, following, rows, row_of(next, 0), ahead, tiles, sums);
+        multiply(weights, scales, outputs, following, rows, row_of(next, 0), ahead, tiles, false, sums);
         keep<T>(shared[turn][warp], sums, tiles);
         __syncthreads();
-        for (int at = mine; at < DOWNS * count; at += THREADS) {
-            int row = at / DOWNS, output = at % DOWNS, of = output / 16 * DOWN_SPLIT;
-            if (first + output >= hidden) continue;
-            float sum = 0;
-#pragma unroll
-            for (int w = 0; w < DOWN_SPLIT; ++w) sum += shared[turn][of + w][row][output % 16];
-            int pair = order[item.y + row];
-            parts[static_cast<i64>(pair) * hidden + first + output] = (sum * factor + of_bias) * shares[pair];
-        }
+        store_parts(shared[turn], mine, item, first, factor, of_bias, order, shares, hidden, parts);
         unit = after;
     }
 }

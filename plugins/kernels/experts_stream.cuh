@@ -69,6 +69,7 @@ struct Unquantized {
     using T = T_;
 
     static constexpr int PARTS = 1, GATE_SPLIT = 8;
+    static constexpr bool WHOLE_TILES = false;
     static __device__ __forceinline__ int vectors(int inner) { return inner * sizeof(typename T::Element) / 16; }
     __device__ __forceinline__ float factor(int) const { return 1; }
 };
@@ -109,29 +110,30 @@ struct Scales<Unquantized<T>> {
 // So nothing waits between units, and no thread waits for another. ``expert_of`` gives the expert of an item, read one
 // unit ahead, and ``outputs_of`` the Outputs of a unit. A chunk is 8 vectors of 16 bytes of either output, 2 per
 // thread, in PARTS pieces of neighbours; piece i of chunk c of part p of SPLIT is at (c * PARTS + i) * SPLIT + p.
-template <class Format, int SPLIT_, class ExpertOf, class OutputsOf>
+template <class Format, int SPLIT_, class ExpertOf, class OutputsOf, class BlockUnits = Units>
 struct Weights {
     static constexpr int SPLIT = SPLIT_, PARTS = Format::PARTS, STRIDE = PARTS == 1 ? 4 : 4 * SPLIT;
     ExpertOf expert_of;
     OutputsOf outputs_of;
     const uint4* stored;
-    Units units;
+    BlockUnits units;
     Unit unit;  // that is being ordered
-    int inner, length, part, next = 0, chunk = 0, slot = 0;
-    const uint4 *upper, *lower;  // null if they do not exist
-    uint4* ring;                 // [RING][4][THREADS]
+    int inner, length, part, next = 0, slot = 0;
+    int at;                      // the first vector of the thread in the chunk that is ordered next
+    const uint4 *upper, *lower;  // of the outputs; null if they do not exist
+    uint4* ring;                 // [RING][4][THREADS], from the thread's place on
 
     __device__ __forceinline__ Weights(ExpertOf expert_of, OutputsOf outputs_of, const uint4* stored, int inner,
-                                       int part, Units units, uint4* ring)
+                                       int part, BlockUnits units, uint4* ring)
         : expert_of(expert_of), outputs_of(outputs_of), stored(stored), units(units), unit(units.first()), inner(inner),
-          length(Format::vectors(inner)), part(part), ring(ring) {
+          length(Format::vectors(inner)), part(part), at(vector(0)), ring(ring + threadIdx.x) {
         if (units.there(unit)) find(expert_of(unit.item));
         find_next();
         for (int i = 0; i + 1 < RING; ++i) order();
     }
     __device__ __forceinline__ void find_next() {
-        int item = units.after(unit).item;
-        if (item < units.items) next = expert_of(item);
+        Unit after = units.after(unit);
+        if (units.there(after)) next = expert_of(after.item);
     }
     __device__ __forceinline__ void find(int expert) {
         Outputs outputs = outputs_of(unit, expert);
@@ -146,15 +148,15 @@ struct Weights {
     // The next chunk that is not ordered yet.
     __device__ __forceinline__ void order() {
         if (units.there(unit)) {
-            int k = vector(chunk);
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                const uint4* from = i < 2 ? upper : lower;
-                bool there = from != nullptr && k + i % 2 * STRIDE < length;
-                copy(ring + (slot * 4 + i) * THREADS + threadIdx.x, there ? from + k + i % 2 * STRIDE : stored, there);
-            }
-            if (++chunk == chunks()) {
-                chunk = 0;
+            uint4* to = ring + slot * 4 * THREADS;
+            bool first = upper != nullptr && at < length, second = upper != nullptr && at + STRIDE < length;
+            copy(to, upper + at, first);
+            copy(to + THREADS, upper + at + STRIDE, second);
+            copy(to + 2 * THREADS, lower + at, first);
+            copy(to + 3 * THREADS, lower + at + STRIDE, second);
+            at += 8 * SPLIT;
+            if (at - threadIdx.x % 4 - 8 / PARTS * part >= length) {
+                at = vector(0);
                 unit = units.after(unit);
                 if (units.there(unit)) find(next);
                 find_next();
@@ -166,7 +168,7 @@ struct Weights {
     // Wait for the oldest ordered chunk; its slot is the one after the newest.
     __device__ __forceinline__ const uint4* oldest() {
         asm volatile("cp.async.wait_group %0;" ::"n"(RING - 2) : "memory");
-        return ring + (slot + 1) % RING * 4 * THREADS + threadIdx.x;
+        return ring + (slot + 1) % RING * 4 * THREADS;
     }
     static __device__ __forceinline__ void copy(uint4* to, const uint4* from, bool there) {
         u32 address = static_cast<u32>(__cvta_generic_to_shared(to));
@@ -197,7 +199,7 @@ struct Ahead<Unquantized<T>> {
 template <class T, int TILES, class Weights>
 __device__ __forceinline__ void multiply(Weights& weights, Scales<Unquantized<T>>&, Outputs, Outputs,
                                          const uint4* const (&rows)[TILES], const uint4* next_row,
-                                         Ahead<Unquantized<T>>& first, int tiles, Sums<T> (&sums)[TILES]) {
+                                         Ahead<Unquantized<T>>& first, int tiles, bool, Sums<T> (&sums)[TILES]) {
     using Input = typename Sums<T>::Input;
     auto load = [&](Input(&x)[2], int tile, int chunk) {
         int k = weights.vector(chunk);

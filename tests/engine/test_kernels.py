@@ -100,7 +100,7 @@ LATENT = "9 u64, 5 u32, 1 f32"
 SPILLED = {
     "verify": 250,
     "int4": 16,
-    "experts_int4": 32,
+    "experts_float4": 64,
     "k_quants": 104,
     "attention": 180,
     "attention_float8": 132,
@@ -128,6 +128,8 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] | None) -> dict
         return entries | {f"{name}_{suffix}_delta_128": entry for name, entry in CHUNKS.items()}
     if kernel not in ATTENTION:
         entries = {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
+        if kernel == "experts" and dtype != "float32":
+            entries[f"gate_up_resident_{suffix}"] = ENTRIES[kernel]["gate_up"]
         if kernel == "collectives":
             return entries | COLLECTIVES
         ordered = ORDERED if kernel == "float8" and dtype != "float16" else ()

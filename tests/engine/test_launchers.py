@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandemrt.plugins.implementations import IMPLEMENTATIONS
-from tandemrt.plugins.kernels import experts_low_bit
+from tandemrt.plugins.kernels import experts, experts_low_bit
 from tandemrt.plugins.kernels.module import KernelModule, Launch
 from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 from tandemrt.plugins.operators.launch import Context
@@ -54,6 +54,13 @@ def test_a_launcher_dequantizes_the_weights_of_experts_for_many_rows(
 ) -> None:
     monkeypatch.setattr(experts_low_bit, "_MANY_PAIRS", 0)
     assert "gather_bf16" in _bound(operator, "bfloat16", monkeypatch)
+
+
+def test_many_rows_of_experts_stay_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "_KEPT_PAIRS", 0)
+    monkeypatch.setattr(experts, "_KEPT_MULTIPLE", 8)
+    assert "gate_up_resident_bf16" in _bound("experts", "bfloat16", monkeypatch)
+    assert not any("resident" in name for name in _bound("experts", "float32", monkeypatch))
 
 
 @pytest.mark.parametrize("prompts", [0, 1])

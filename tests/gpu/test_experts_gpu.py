@@ -27,15 +27,17 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     return Context(torch.device("cuda", 0), folder)
 
 
-def tensors(rows: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> Tensors:
+def tensors(
+    rows: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0, *, hidden: int = HIDDEN, width: int = WIDTH
+) -> Tensors:
     generator = torch.Generator("cuda").manual_seed(seed)
 
     def drawn(*shape: int) -> torch.Tensor:
         values = torch.randn(shape, generator=generator, device="cuda")
         return (values if shape[0] == rows else values / shape[-1] ** 0.5).to(dtype)
 
-    weights = {"gate_up": drawn(2 * EXPERTS * WIDTH, HIDDEN), "down": drawn(EXPERTS * HIDDEN, WIDTH)}
-    inputs = {"x": drawn(rows, HIDDEN), "router_logits": drawn(rows, EXPERTS), **weights}
+    weights = {"gate_up": drawn(2 * EXPERTS * width, hidden), "down": drawn(EXPERTS * hidden, width)}
+    inputs = {"x": drawn(rows, hidden), "router_logits": drawn(rows, EXPERTS), **weights}
     return inputs | {"mixed": torch.full_like(inputs["x"], 77)}
 
 
@@ -61,6 +63,22 @@ def test_a_token_has_the_same_bits_in_any_company(context: Context, dtype: torch
         few = part(inputs, rows)
         experts.launch(few, GIVEN, context).run()
         assert torch.equal(few["mixed"], inputs["mixed"][rows])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("popular", [0.0, 3.0])
+def test_rows_kept_in_shared_memory_have_the_bits_of_few_rows(
+    context: Context, dtype: torch.dtype, popular: float
+) -> None:
+    invariant = Context(context.device, context.kernels, batch_invariant=True)
+    inputs = tensors(333, dtype, hidden=2048, width=768)
+    inputs["router_logits"][:, 5] += popular
+    experts.launch(inputs, GIVEN, invariant).run()
+    assert inputs["mixed"].isfinite().all()
+    for rows in (slice(0, 1), slice(3, 8), slice(40, 61), slice(100, 333)):
+        few = part(inputs, rows)
+        experts.launch(few, GIVEN, invariant).run()
+        assert torch.equal(few["mixed"], inputs["mixed"][rows]), rows
 
 
 def test_many_rows_of_one_expert_equal_the_reference(context: Context) -> None:

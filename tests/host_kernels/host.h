@@ -144,6 +144,11 @@ inline u32 __ballot_sync(u32, bool value) {
     for (bool one : all_lanes(value)) bits |= u32(one) << lane++;
     return bits;
 }
+inline int __reduce_add_sync(u32, int value) {
+    int sum = 0;
+    for (int each : all_lanes(value)) sum += each;
+    return sum;
+}
 inline bool __all_sync(u32, bool value) { return __ballot_sync(~0u, value) == ~0u; }
 inline void __threadfence() {}
 inline int atomicAdd(int* to, int added) { return (*to += added) - added; }
