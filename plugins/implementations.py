@@ -65,6 +65,9 @@ IMPLEMENTATIONS = {
     ),
     "swiglu": OperatorImplementations("reference.swiglu:swiglu", "functions.swiglu:bodies", "kernels.swiglu:launch"),
     "linear": OperatorImplementations("reference.linear:linear", "functions.linear:bodies", "kernels.linear:launch"),
+    "gated_linear": OperatorImplementations(
+        "reference.gated_linear:gated_linear", "functions.gated_linear:bodies", "kernels.gated_linear:launch"
+    ),
     "all_reduce": OperatorImplementations(
         "reference.collectives:all_reduce",
         "functions.collectives:all_reduce_bodies",

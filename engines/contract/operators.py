@@ -348,6 +348,13 @@ SCHEMAS = {
             kernels="linear",
             batch_invariant=True,
         ),
+        Schema(  # linear with gates and then ups of an MLP, rounded, and swiglu of them
+            "gated_linear",
+            inputs=(Binding("x", T, ("tokens", "inner")), Binding("weight", T, ("gate_up_width", "inner"))),
+            outputs=(Binding("activated", T, ("tokens", "width")),),
+            kernels="gated_linear",
+            batch_invariant=True,
+        ),
         Schema(  # the sum of x over all ranks, added in their order, so that all ranks have the same bits
             "all_reduce",
             inputs=(Binding("x", T, ("tokens", "width")),),

@@ -23,7 +23,7 @@ _LOW_BIT_KERNELS = {"int4": ("int4",), "int8": ("int8",), "float4": ("float4",),
 _LOW_BIT_EXPERTS = {numbers: SCHEMAS[f"{numbers}_experts"].kernels for numbers in ("int4", "int8", "float4", "float8")}
 _RECURRENT_KERNELS, _CONVOLUTION_KERNELS = (SCHEMAS[name].kernels for name in ("linear_attention", "short_convolution"))
 _LATENT_KERNELS = SCHEMAS["latent_attention"].kernels
-_LINEAR_KERNELS = SCHEMAS["linear"].kernels
+_LINEAR_KERNELS, _GATED_KERNELS = (SCHEMAS[name].kernels for name in ("linear", "gated_linear"))
 _COLLECTIVE_KERNELS = SCHEMAS["all_reduce"].kernels
 _ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS = (
     SCHEMAS[name].kernels for name in ("window_attention", "float8_window_attention")
@@ -79,6 +79,7 @@ def kernels_for(recipe: Recipe, models: Models, target: EngineEntry) -> Iterator
         _RECURRENT_KERNELS: bool(key_dims),
         _CONVOLUTION_KERNELS: any(isinstance(net, ShortConvolution) for net in nets),
         _LINEAR_KERNELS: target.batch_invariant,
+        _GATED_KERNELS: _runs(target, "gated_linear"),
         _COLLECTIVE_KERNELS: recipe.ranks > 1,
         _ATTENTION_KERNELS: any(model.kv_dtype != FLOAT8 for model in by_head),
         _FLOAT8_ATTENTION_KERNELS: any(model.kv_dtype == FLOAT8 for model in by_head),
@@ -88,6 +89,10 @@ def kernels_for(recipe: Recipe, models: Models, target: EngineEntry) -> Iterator
         fitting = tuple(each for each in capabilities if parsed(each) >= _MIN_CAPABILITIES[name])
         if fitting and wanted.get(name, True) and (recipe.cache == "paged" or name in _WEIGHTLESS_KERNELS):
             yield KernelFile(name, fitting, dtypes, sizes.get(name))
+
+
+def _runs(engine: EngineEntry, operator: str) -> bool:
+    return engine.decoder is not None and any(step.name == operator for step in engine.decoder.operators)
 
 
 def _has(numbers: str, model: Draft, *, experts: bool = False) -> bool:

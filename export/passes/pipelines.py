@@ -6,6 +6,7 @@ from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.passes.basic_operators import expand_operators, fold_constants
 from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.passes.deferred_scales import defer_scales
+from tandemrt.export.passes.gated_linears import fuse_gated_linears
 from tandemrt.export.passes.graph_pass import Pipeline
 from tandemrt.export.passes.residual_norms import (
     fuse_lone_norms,
@@ -24,7 +25,10 @@ PIPELINES: Mapping[Lowering, Pipeline] = {
 }
 # The target of a bundle with backend.batch_invariant, which is paged.
 BATCH_INVARIANT = Pipeline(
-    (fuse_wide_norms, fuse_residual_norms, defer_scales, fuse_lone_norms, make_batch_invariant, fuse_transposed_matmuls)
+    (
+        *(fuse_wide_norms, fuse_residual_norms, defer_scales, fuse_lone_norms, make_batch_invariant),
+        *(fuse_gated_linears, fuse_transposed_matmuls),
+    )
 )
 # Graphs with weights and without decoder layers: ``fuse`` and the Markov head. Other lowerings have no passes for them.
 WITHOUT_LAYERS: Mapping[Lowering, Pipeline] = {

@@ -7,34 +7,16 @@
 #include "early.cuh"
 #include "experts_elements.cuh"
 #include "float8.cuh"
+#include "warpgroup.cuh"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 
-constexpr int GROUP = 128;  // threads of a warpgroup
 constexpr int GROUP_OUTPUTS = 16;
 constexpr int CHUNK = 128;     // inputs that tensor cores sum, and bytes of a line in shared memory
 constexpr int CHUNKS = 4;      // of a round, one per warp of a warpgroup
 constexpr int WINDOW = 4;      // rounds
 constexpr int MOST_SLOTS = 8;  // windows of the rows in shared memory
 constexpr int WARP_STAGE = GROUP_OUTPUTS * CHUNK;
-
-// Copy a box of a tensor, from column `column` of the first row on, with its 16-byte parts permuted (128-byte swizzle).
-__device__ __forceinline__ void copy_box(u32 to, const void* tensor, int column, u32 barrier) {
-    asm volatile(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], "
-        "[%4];" ::"r"(to),
-        "l"(tensor), "r"(column), "r"(0), "r"(barrier)
-        : "memory");
-}
-
-__device__ __forceinline__ void prefetch_boxes(const void* tensor) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(tensor) : "memory");
-}
-
-// Lines of 128 bytes, permuted as above, eight of them per 1,024 bytes.
-__device__ __forceinline__ u64 lines_at(u32 address) {
-    return u64(1) << 62 | u64(8 * CHUNK / 16) << 32 | u64(1) << 16 | (address & 0x3ffff) / 16;
-}
 
 // c[16 outputs of each warp x columns] = a[outputs x 32] b[columns x 32].T, added to c if `add`. Asynchronous.
 __device__ __forceinline__ void multiply(float (&c)[16], const u32 (&a)[4], u64 b, int add) {
@@ -58,15 +40,6 @@ __device__ __forceinline__ void multiply(float (&c)[32], const u32 (&a)[4], u64 
           "+f"(c[25]), "+f"(c[26]), "+f"(c[27]), "+f"(c[28]), "+f"(c[29]), "+f"(c[30]), "+f"(c[31])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
-__device__ __forceinline__ void begin_multiplying() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ __forceinline__ void close_multiplying() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-
-// Wait until at most N groups of multiplications are in flight.
-template <int N>
-__device__ __forceinline__ void wait_multiplied() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
-}
-
 // Keep the compiler from moving, before the last wait, a read of results or another use of the operands' registers.
 template <int SUMS, int STEPS>
 __device__ __forceinline__ void done_multiplying(float (&sums)[SUMS], u32 (&outputs)[STEPS][4]) {
@@ -130,7 +103,8 @@ __device__ void few_ordered(const void* row_boxes, const float* scales, const u8
         if (threadIdx.x == 0) announce_bytes(done, ROW_WINDOW);
         if (lane) return;
         for (int i = warp; i < WINDOW * CHUNKS; i += groups * CHUNKS)
-            copy_box(row_ring + slot * ROW_WINDOW + i * BOX, row_boxes, (window * WINDOW * CHUNKS + i) * CHUNK, done);
+            copy_box(row_ring + slot * ROW_WINDOW + i * BOX, row_boxes, (window * WINDOW * CHUNKS + i) * CHUNK, 0,
+                     done);
     };
 #pragma unroll 1
     for (int i = 0; i < min(slots, windows); ++i) copy_rows(i, i);

@@ -2,8 +2,8 @@
 
 import numpy as np
 import torch
-from cuda.bindings import driver
 
+from tandemrt.plugins.kernels.boxes import boxes
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.tensors.devices.lookup import device_of
@@ -39,7 +39,6 @@ class OrderedMatmul:
         windows, room = -(-inner // (_WINDOW * _CHUNK)), (_SHARED - fixed) // of_window
         slots = windows if windows <= room else min(room, _RING)
         shared = fixed + slots * of_window
-        boxes = context.get_or_create(("boxes", x.data_ptr(), rows, inner), lambda: _boxes(x, tiles * _TILE))
         of_tokens, of_outputs = scales or (None, None)
         self._keep = x  # the boxes hold its address
         self._device = out.device
@@ -47,7 +46,7 @@ class OrderedMatmul:
             module.kernel(f"few_ordered_{tiles * _TILE}_{stages}_{suffix(out)}", shared=shared),
             (min(sets, module.sm_count), 1, 1),
             (_GROUP * _GROUPS, 1, 1),
-            boxes,
+            boxes(context, x, tiles * _TILE),
             of_tokens,
             weight,
             of_outputs,
@@ -75,25 +74,3 @@ class OrderedMatmul:
 def _stages(sets: int, tiles: int, sm_count: int) -> int:
     """Return the stages of the weight, the fastest ones of an 8B model's shapes."""
     return 8 if tiles == 1 and sets > sm_count else 6
-
-
-def _boxes(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """Describe ``x`` uint8-sized [count, inner] to the copy engine, in boxes of ``rows`` by 128; zeros beyond it."""
-    count, inner = x.shape
-    status, tensor_map = driver.cuTensorMapEncodeTiled(
-        driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_UINT8,
-        2,
-        x.data_ptr(),
-        [driver.cuuint64_t(inner), driver.cuuint64_t(count)],
-        [driver.cuuint64_t(inner)],
-        [driver.cuuint32_t(_CHUNK), driver.cuuint32_t(rows)],
-        [driver.cuuint32_t(1), driver.cuuint32_t(1)],
-        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-        driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
-        driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-    )
-    if status != driver.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuTensorMapEncodeTiled failed with {status.name} for {list(x.shape)}")
-    words = np.array([int(word) for word in tensor_map.opaque], np.uint64)
-    return torch.from_numpy(words.view(np.uint8)).to(x.device)

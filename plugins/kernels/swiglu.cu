@@ -4,10 +4,8 @@
 // staged. The blocks of a row are neighbours, grid (ceil(width / 8 / threads) * rows).
 
 #include "early.cuh"
+#include "swiglu.cuh"
 #include "variants.cuh"
-
-typedef unsigned short u16;
-typedef unsigned int u32;
 
 struct BFloat16 {
     static __device__ __forceinline__ float wide(u16 bits) { return __uint_as_float((u32)bits << 16); }
@@ -41,12 +39,10 @@ __device__ __forceinline__ Place place_of(int width) {
     return {blockIdx.x / across, static_cast<int>(blockIdx.x % across * elements + threadIdx.x * 8)};
 }
 
-__device__ __forceinline__ float activate(float gate, float up) { return gate / (1.0f + __expf(-gate)) * up; }
-
 template <class Type>
 __device__ __forceinline__ u32 activate_pair(u32 gate, u32 up) {
-    u32 low = Type::narrow(activate(Type::wide((u16)gate), Type::wide((u16)up)));
-    u32 high = Type::narrow(activate(Type::wide((u16)(gate >> 16)), Type::wide((u16)(up >> 16))));
+    u32 low = Type::narrow(gated(Type::wide((u16)gate), Type::wide((u16)up)));
+    u32 high = Type::narrow(gated(Type::wide((u16)(gate >> 16)), Type::wide((u16)(up >> 16))));
     return low | high << 16;
 }
 
@@ -69,14 +65,15 @@ __device__ __forceinline__ void swiglu(const u16* gate_up, int width, u16* activ
         return;
     }
     for (int i = first; i < min(first + 8, width); ++i) {
-        out[i] = Type::narrow(activate(Type::wide(gate[i]), Type::wide(up[i])));
+        out[i] = Type::narrow(gated(Type::wide(gate[i]), Type::wide(up[i])));
     }
 }
 
 __device__ __forceinline__ void swiglu(const float* gate_up, int width, float* activated) {
     auto [row, first] = place_of(width);
     for (int i = first; i < min(first + 8, width); ++i) {
-        activated[row * width + i] = activate(gate_up[row * 2 * width + i], gate_up[(row * 2 + 1) * width + i]);
+        float gate = gate_up[row * 2 * width + i], up = gate_up[(row * 2 + 1) * width + i];
+        activated[row * width + i] = gate / (1.0f + __expf(-gate)) * up;
     }
 }
 

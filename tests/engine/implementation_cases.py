@@ -568,6 +568,7 @@ _GENERATORS: dict[str, Callable[[np.dtype[Any]], Iterator[Case]]] = {
     "residual_norm": _residual_norms,
     "swiglu": _gates,
     "linear": _rows_and_weights,
+    "gated_linear": _rows_and_weights,
     "all_reduce": _parts_of_one_rank,
     "all_gather": _columns_of_one_rank,
     "experts": _mixtures,

@@ -64,6 +64,7 @@ ENTRIES = {
     "residual_norm": {"residual_norm": "3 u64, 1 u32, 1 f32, 2 u64"},
     "short_convolution": {"short_convolution": "7 u64, 5 u32, 2 u64", "keep_recent": "4 u64, 3 u32, 1 u64"},
     "linear": {f"few_rows_{rows}_{stages}": "2 u64, 4 u32, 1 u64" for rows in (8, 16) for stages in (6, 16)},
+    "gated_linear": {"gated_linear": "3 u64, 3 u32"},
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
         "row_stats": f"{5 + len(SAMPLING_PARAMETERS)} u64, 3 u32, 3 u64",
@@ -111,7 +112,7 @@ SPILLED = {
 
 def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] | None) -> dict[str, str]:
     suffix = SUFFIXES[dtype]
-    if kernel in (*LOW_BIT_FILES, "linear") and dtype == "float32":
+    if kernel in (*LOW_BIT_FILES, "linear", "gated_linear") and dtype == "float32":
         return {}
     if kernel == "latent_attention":
         if dtype == "float32":

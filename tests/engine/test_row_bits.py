@@ -24,6 +24,7 @@ BYTES = torch.from_numpy(np.random.default_rng(1).integers(0, 120, (OUTER, INNER
 # Operator: inputs by row, other inputs, attributes, name and width of the output.
 MATMULS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any], str, int]] = {
     "linear": ({"x": normal(ROWS, INNER)}, {"weight": normal(OUTER, INNER, seed=1)}, {}, "out", OUTER),
+    "gated_linear": ({"x": normal(ROWS, INNER)}, {"weight": normal(2 * OUTER, INNER, seed=1)}, {}, "activated", OUTER),
     "float8_matmul": (
         {"quantized": normal(ROWS, INNER).to(torch.float8_e4m3fn)},
         {"weight": BYTES},
