@@ -13,6 +13,7 @@ from tandemrt.runtime.requests.running import RunningRequest
 _ROUNDS_PER_CAPTURE = 256  # of a busy engine, between two windows whose CUDA graphs are captured meanwhile
 _FEW_MISSED = 8  # tokens with which the drafter catches up for a round that is only timed
 _HORIZON = 16  # rounds that must pay for what the drafter catches up with
+_ROUNDS_PER_TRIAL = 4  # without drafts, before a token is drafted to see whether the text has become easier
 _REQUESTS_PER_ROUND = 8  # estimates that a round compares on average: those of many requests take the host long
 
 
@@ -141,6 +142,9 @@ class DraftWindowPlanner:
         if self._budget.spent and not steps[0]:
             return 0
         catch_up = self._catch_up(batch, missed)
+        if self.missed_cost:  # what a drafter missed in a long text may cost more than all drafts may lose
+            cost, plain = self.costs.estimate, self.costs.estimate(batch, 0)
+            steps = [step for step in steps if not step or self._budget.affords((cost(batch, step) + catch_up) / plain)]
         due = None if prompts or missed > _FEW_MISSED else self.costs.due(batch, steps)
         if due is not None:
             return due
@@ -149,6 +153,8 @@ class DraftWindowPlanner:
             costs = {step: self.costs.estimate(batch, step) + (step > 0) * catch_up / _HORIZON for step in steps}
             chosen = best_window([self._acceptance[running] for running in requests], costs)
             rounds = len(requests) // _REQUESTS_PER_ROUND
+        if not chosen and 1 in steps and self.missed_cost and missed >= _ROUNDS_PER_TRIAL * len(requests):
+            return 1
         self._chosen[batch] = chosen, max(0, rounds - 1)
         return steps[-1] if prompts and chosen else chosen
 

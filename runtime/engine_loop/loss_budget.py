@@ -23,6 +23,10 @@ class LossBudget:
         """Whether the next round must not draft."""
         return self._left < 0
 
+    def affords(self, cost: float) -> bool:
+        """Whether a round of this ``cost`` in rounds without drafts may lose all that its drafts add to it."""
+        return cost - 1 <= self._left
+
     @property
     def speed(self) -> float:
         """Tokens for each request in the time of a round without drafts, in recent rounds."""

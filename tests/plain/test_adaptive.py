@@ -1,6 +1,7 @@
 """Adaptive draft windows: estimates of acceptance, costs of rounds, and the choice between windows."""
 
 import random
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -12,6 +13,7 @@ from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.llm.host_costs import HostCosts
 from tandemrt.runtime.requests.acceptance import DECAY, MAX_TRIED, PRIOR, PRIOR_WEIGHT, Acceptance, best_window
 from tandemrt.runtime.requests.request import Finish
+from tandemrt.runtime.requests.running import RunningRequest
 from tests.plain.requests import make_running
 
 WINDOWS = [0, 1, 2, 4, 8]
@@ -294,6 +296,40 @@ def test_a_busy_engine_tries_one_window_without_graphs_at_a_time() -> None:
     assert {window for at, window in firsts if at < 255} == {0, 4}
     assert all(later - earlier >= 200 for (earlier, _), (later, _) in pairwise(firsts[1:]))
     assert chosen.count(0) > 0.9 * len(chosen), "long before the engine is idle"
+
+
+def planned(windows: DraftWindowPlanner, running: RunningRequest, accepts: Sequence[bool]) -> tuple[list[int], float]:
+    """Rounds on a CPU that accept all drafts or none, one per entry: their windows, and what was lost, in rounds."""
+    chosen, lost, missed = list[int](), 0.0, 0
+    for accepting in accepts:
+        window = windows.choose([running], 1, missed=missed)
+        accepted = window if accepting else 0
+        windows.observe(running, accepted, window)
+        windows.observe_round(1, window, accepted, missed=missed)
+        lost += 0.5 * window + (0.5 * (1 + 0.1 * missed) if window and missed else 0) - accepted
+        missed = 0 if window else missed + 1
+        chosen.append(window)
+    return chosen, lost
+
+
+def test_useless_drafts_lose_little_however_much_their_drafter_has_missed() -> None:
+    """A late trial would make it process all of a long text."""
+    windows, running = DraftWindowPlanner(4, 4, adaptive=True, missed_cost=0.1, token_cost=0.5), make_running([1])
+    windows.join(running)
+    assert planned(windows, running, [False] * 400)[1] < 5
+
+
+def test_a_text_that_begins_hard_is_soon_tried_again_on_a_host() -> None:
+    """If earlier texts have earned more than drafts may lose at first."""
+    windows = DraftWindowPlanner(4, 4, adaptive=True, missed_cost=0.1, token_cost=0.5)
+    windows.join(easy := make_running([1]))
+    assert planned(windows, easy, [True] * 20)[1] < 0
+    easy.finish(Finish("stop"))
+    windows.leave(0)
+    windows.join(hard := make_running([1]))
+    chosen, _ = planned(windows, hard, [False] * 3 + [True] * 30)
+    assert all(any(chosen[at : at + 5]) for at in range(28))
+    assert chosen[-1] >= 3
 
 
 @given(st.lists(st.integers(0, 4), max_size=300))
