@@ -2,8 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
+from math import isqrt
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,15 +13,18 @@ import numpy.typing as npt
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.requests.images import Image, PromptImages
-from tandemrt.runtime.workers.clients import Client
+from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.fair import FairExecutor
 
 T = TypeVar("T")
 _KEPT_BYTES = 512 << 20  # of states, those used last: a chat sends its images again with every message
+_STAGED_ROWS = 256  # of states, which are copied to the host together
+_WARM_TOKENS = 1024  # of the image that warms up the tower
 
 
 class TowerRunner:
@@ -35,6 +39,7 @@ class TowerRunner:
         self._dtype = dtype
         self._width = int(engine.contract["image_states"].shape[-1])
         self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._staging = device_of(engine.device).host_zeros(_STAGED_ROWS, self._width, dtype=dtype)
         # One thread, because the engine uses all cores, and always the same: onnxruntime prepares a GPU for each.
         self._thread = FairExecutor(1, "tandemrt-vision", most_blocked=0)
 
@@ -43,7 +48,20 @@ class TowerRunner:
         """Open the tower of ``bundle``, with streams of its own: graphs record what runs on those of rounds."""
         streams, dtype = Streams(device), getattr(torch, bundle.contract("target")["image_states"].dtype)
         with streams.active():
-            return cls(open_engines(bundle, device, threads, ["vision"])["vision"], streams, dtype)
+            tower = cls(open_engines(bundle, device, threads, ["vision"])["vision"], streams, dtype)
+        if bundle.manifest.vision is not None and not device_of(device).on_host:
+            tower.warm_up(bundle.manifest.vision, bundle.limits.length)
+        return tower
+
+    def warm_up(self, entry: VisionEntry, length: int) -> None:
+        """Run the tower once: on a GPU the first run takes up to a second, and rounds of other requests would wait.
+
+        A failure is that of the first image, too, which reports it. ``length``: see VisionEntry.most_tokens.
+        """
+        side = isqrt(min(_WARM_TOKENS, entry.most_tokens(length))) * entry.factor
+        side = entry.side if entry.resize == "square" else max(side, entry.factor)
+        image = Image.of_pixels(np.zeros((side, side, 3), np.uint8), entry)
+        wait([self._thread.submit(UNNAMED, self._computed, image)])
 
     def run_before(
         self, images: PromptImages, ready: "Sequence[Future[T]]", prepare: Callable[[], None], client: Client
@@ -90,13 +108,24 @@ class TowerRunner:
         return states
 
     def _computed(self, image: Image) -> torch.Tensor:
-        """Return the states in host memory, not pinned: freeing that would ask the loop's stream, which may capture."""
+        """Return the states in host memory, not pinned: freeing that would ask the loop's stream, which may capture.
+
+        They come through pinned memory: tokens of rounds would wait for a copy into other memory.
+        """
         device, dtype = self._engine.device, getattr(torch, self._engine.contract["image_states"].dtype)
         with self._streams.active():
             states = torch.empty(image.tokens, self._width, dtype=dtype, device=device)
             inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
             self._engine.bind({**inputs, "image_states": states}).run()
-            return torch.empty(*states.shape, dtype=self._dtype, device=device).copy_(states).cpu()
+            converted = torch.empty(*states.shape, dtype=self._dtype, device=device).copy_(states)
+            on_host = torch.empty(*states.shape, dtype=self._dtype)
+            for first in range(0, len(states), _STAGED_ROWS):
+                part = slice(first, min(first + _STAGED_ROWS, len(states)))
+                staged = self._staging[: part.stop - first]
+                staged.copy_(converted[part], non_blocking=True)
+                device_of(device).synchronize()
+                on_host[part].copy_(staged)
+            return on_host
 
 
 def _cancel_with(other: "Future[Any]", done: "Future[Any]") -> None:

@@ -42,5 +42,6 @@ def test_logprobs_after_images_are_those_of_a_cpu(tmp_path: Path, kind: str) -> 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_drafts_and_neighbours_change_no_text_after_images(tmp_path: Path, kind: str) -> None:
-    with LLM(bundle_of(tmp_path, kind, "gpu", dtype="bfloat16", backend=paged())) as llm:
+    bundle = bundle_of(tmp_path, kind, "gpu", dtype="bfloat16", backend=paged())
+    with LLM(bundle, adaptive_draft_tokens=False) as llm:  # drafts of random models seldom pay
         require_same_texts_without_drafts(llm, 24)

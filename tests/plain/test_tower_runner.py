@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.plugins.tensors import torch
+from tandemrt.plugins.tensors.dtypes import host_floats
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.requests import vision
 from tandemrt.runtime.requests.images import Image, PromptImages
@@ -148,3 +150,27 @@ def test_a_cancelled_future_cancels_its_own_work_and_the_last_one_the_tower(
     others[1].set_result(5)
     assert kept[1].result(PATIENCE_S) == 5
     assert tower.seen == [4], "no request waits for the first one any more"
+
+
+def test_states_of_many_tokens_reach_the_host_whole(tower: Tower, run: Callable[..., list[Any]]) -> None:
+    tokens = 2 * vision._STAGED_ROWS + 7
+    rows = np.arange(tokens * WIDTH, dtype=np.float32).reshape(tokens, WIDTH) % 256
+    tower.bind = lambda tensors: SimpleNamespace(  # type: ignore[method-assign]
+        run=lambda: tensors["image_states"].copy_(torch.from_numpy(rows))
+    )
+    image = Image(np.zeros((tokens, 3), np.uint8), 1, tokens, ENTRY)
+    states = run.runner._computed(image)  # type: ignore[attr-defined]
+    assert np.array_equal(host_floats(states), rows)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_warm_up_runs_the_tower_once_and_lets_images_report_its_failure(
+    tower: Tower, run: Callable[..., list[Any]], *, fails: bool
+) -> None:
+    tower.error = RuntimeError("no kernel") if fails else None
+    entry = VisionEntry(
+        image_token=1, patch_values=1, patch_size=1, merge_size=1, resize="bounds", max_pixels=100, resample="bicubic",
+        mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0),
+    )  # fmt: skip
+    run.runner.warm_up(entry, 60)  # type: ignore[attr-defined]
+    assert tower.seen == ([] if fails else [0])
