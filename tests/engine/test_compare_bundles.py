@@ -83,8 +83,9 @@ def test_options_that_the_other_bundle_lacks_are_refused_before_any_check(tiny_b
     assert message.startswith("--compare-with: demo must fit the options: num_draft_tokens: the bundle was built for")
 
 
-def test_compare_with_and_text_require_each_other(ngram_bundle):
-    asked = ["check", str(ngram_bundle), "--compare-with", str(ngram_bundle)]
+@pytest.mark.parametrize("option", ["--compare-with", "--text"])
+def test_compare_with_and_text_require_each_other(ngram_bundle, option):
+    asked = ["check", str(ngram_bundle), option, str(ngram_bundle / "bundle.json")]
     error = CliRunner().invoke(app, asked).exception
     assert isinstance(error, BadRequest)
     assert "--compare-with and --text must be given together" in str(error)

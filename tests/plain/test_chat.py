@@ -311,3 +311,6 @@ def test_a_template_may_come_from_a_file(tmp_path: Path) -> None:
     assert chat_tokenizer.apply_chat_template(user("x")) == "mine: x"
     with pytest.raises(BadRequest, match=r"chat_template: must be a file with a template, in UTF-8, received .*; give"):
         load_tokenizer(folder, chat_template=str(tmp_path))
+    file.write_bytes(b"\xff")
+    with pytest.raises(BadRequest, match="chat_template: must be a file with a template, in UTF-8"):
+        load_tokenizer(folder, chat_template=str(file))

@@ -210,10 +210,11 @@ def test_configs_of_other_heads_are_rejected_for_parallel_drafts(config: dict[st
     assert message in str(caught.value)
 
 
-def test_a_target_with_few_layers_needs_explicit_feature_layers() -> None:
+@pytest.mark.parametrize("layers", [2, 3, 6])
+def test_a_target_with_few_layers_needs_explicit_feature_layers(layers: int) -> None:
     config = HEAD.config() | {"eagle_aux_hidden_state_layer_ids": None}
-    with pytest.raises(BadCheckpoint, match="must be given for a target of 6 layers"):
-        Eagle3Spec.from_hf(config, replace(TARGET, layers=6, sliding_layers=(False,) * 6))
+    with pytest.raises(BadCheckpoint, match=f"must be given for a target of {layers} layers"):
+        Eagle3Spec.from_hf(config, replace(TARGET, layers=layers, sliding_layers=(False,) * layers))
 
 
 def test_d2t_maps_draft_tokens_to_target_ids(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import itertools
 import json
 import random
 import re
+import unicodedata
 import urllib.parse
 import uuid
 from contextlib import closing
@@ -450,3 +451,13 @@ def test_zeros_of_an_ipv6_address_may_be_left_out_at_any_place(groups: int) -> N
 @pytest.mark.parametrize("pattern", ["a{2}", "a{2,}", "[ab]{12,}?", "(?:a|b)*", r"^\\d+$", "(a(b)+)"])
 def test_common_patterns_are_texts_of_the_format_regex(pattern: str) -> None:
     assert accepts_format("regex", pattern)
+
+
+def test_white_space_is_that_of_ecma_262():
+    """Of all characters: the category Zs, tab, vertical tab, form feed, the byte order mark and line ends."""
+    others = {"\t", "\v", "\f", "\ufeff", "\n", "\r", "\u2028", "\u2029"}
+    white = {chr(code) for code in range(0x10000) if unicodedata.category(chr(code)) == "Zs"} | others
+    near = {chr(ord(each) + step) for each in white for step in (-1, 1) if ord(each) + step >= 0} | {"\x85", "\u200b"}
+    for pattern, expected in ((r"^\s$", white), (r"^\S$", near - white)):
+        written = patterns.search_expression(pattern)
+        assert {each for each in white | near if patterns.matches(written, each)} == expected

@@ -211,6 +211,7 @@ def test_every_field_of_a_cache_scheme_has_one_accepted_value(field, accepted, r
             "keys and values in NVFP4;",
         ),
         ({"quant_method": "fp8", "expert_dtype": "fp4"}, "experts in 4-bit floats next to FP8 .*; choose a checkpoint"),
+        ({"quant_method": "mxfp8", "activation_scheme": "static"}, "activation_scheme is 'static'"),
         ({"quant_method": "mxfp8", "weight_block_size": [128, 128]}, r"weight_block_size is \[128, 128\]"),
         (
             quark({"dtype": "int8"}),

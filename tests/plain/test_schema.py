@@ -440,6 +440,11 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
         # alternatives
         ({"oneOf": [INTEGER, STRING]}, [1, "a"], [None]),
         ({"oneOf": [{"pattern": "a"}, {"type": ["string", "null"], "pattern": "b"}]}, ["a", "b", 1], ["ab", "c", None]),
+        (
+            {"oneOf": [{"type": "string", "maxLength": 3}, {"type": "string", "minLength": 3, "maxLength": 5}]},
+            ["ab", "abcd"],
+            ["abc", "abcdef"],
+        ),
         ({"oneOf": [CAT, DOG]}, [{"kind": "cat", "lives": 9}, {"kind": "dog", "name": "x"}], [{"kind": "fox"}]),
         ({**AB, "oneOf": [A, B]}, [{"a": 1}, {"b": True}], [{}, {"a": 1, "b": True}]),
         ({"oneOf": [{"type": "integer", "minimum": 2}, {"type": "integer", "maximum": 5}]}, [1, 6], [3]),
