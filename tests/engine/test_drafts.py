@@ -399,8 +399,11 @@ def test_a_preemption_changes_no_text_or_draft_under_the_rejection_rule(
 
     def watched(round_: Round) -> Any:
         drafts = write(round_)
+        proposed = llm.loop.target.buffers.draft_tokens.host_view(round_.batch, round_.window).numpy()
         for slot, running in round_.rows.items():
-            drafted[running.output_length] = list(drafts[slot].tokens)
+            alone = drafts.alone.get(slot)
+            tokens = proposed[slot, : drafts.lengths[slot]].tolist() if alone is None else list(alone.tokens)
+            drafted[running.output_length] = tokens
         return drafts
 
     def text(short: int) -> tuple[list[int], dict[int, list[int]]]:
@@ -411,6 +414,7 @@ def test_a_preemption_changes_no_text_or_draft_under_the_rejection_rule(
         ids = llm.generate([70, 71, 72] * 8, params).token_ids
         return ids, dict(drafted)
 
+    monkeypatch.setattr(llm.loop.slots, "unchanged_until", lambda _: 0)  # grow in every round
     monkeypatch.setattr(llm.loop._verify_inputs, "write", watched)
     alone, before = text(short=0), llm.metrics.preemptions
     assert text(short=at) == alone

@@ -9,7 +9,7 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.device.buffers import Buffer
-from tandemrt.runtime.engine_loop.verify_inputs import DraftToVerify
+from tandemrt.runtime.engine_loop.verify_inputs import DraftsToVerify, DraftToVerify
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
@@ -137,11 +137,11 @@ def test_a_draft_that_a_row_allows_is_a_fast_forward_token_under_the_rejection_r
         written: list[DraftToVerify] = []
         write = llm.loop._verify_inputs.write
 
-        def observe(round_: Round) -> dict[int, DraftToVerify]:
+        def observe(round_: Round) -> DraftsToVerify:
             drafts = write(round_)
             running = next((each for each in round_.rows.values() if each.grammar_time is not None), None)
-            if running is not None and running.slot in drafts and not round_.only_fast_forward:
-                written.append(drafts[running.slot])
+            if running is not None and running.slot in drafts.alone and not round_.only_fast_forward:
+                written.append(drafts.alone[running.slot])
             return drafts
 
         monkeypatch.setattr(llm.loop._verify_inputs, "write", observe)
@@ -163,13 +163,13 @@ def test_the_draft_probabilities_of_fast_forward_tokens_are_zero_in_every_slot(
     with LLM(tiny_bundle, threads=1, draft_masks=True, adaptive_draft_tokens=False) as llm:
         write, vocab = llm.loop._stages.write_inputs, llm.bundle.manifest.vocab
 
-        def observe(round_: Round, draft_probs: Buffer | None) -> dict[int, DraftToVerify]:
+        def observe(round_: Round, draft_probs: Buffer | None) -> DraftsToVerify:
             drafts = write(round_, draft_probs)
             if draft_probs is not None:
                 probs = draft_probs.view(round_.batch, round_.window, vocab)
-                for slot, draft in drafts.items():
-                    expected.append((slot, draft.fast_forward))
-                    zeros.append((slot, [row for row in range(len(draft.tokens)) if not probs[slot, row].any()]))
+                for slot, length in drafts.lengths.items():
+                    expected.append((slot, drafts.alone[slot].fast_forward if slot in drafts.alone else []))
+                    zeros.append((slot, [row for row in range(length) if not probs[slot, row].any()]))
             return drafts
 
         monkeypatch.setattr(llm.loop._stages, "write_inputs", observe)

@@ -256,6 +256,7 @@ def test_states_of_all_ranks_are_kept_for_prefix_hits_and_survive_preemption(hyb
         expected = [llm.generate(prompt, greedy.model_copy(update={"num_draft_tokens": 0})) for prompt in prompts]
         grow, calls = llm.loop.slots.grow, itertools.count()
         llm.loop.slots.grow = lambda running: next(calls) != 5 and grow(running)  # type: ignore[method-assign]
+        llm.loop.slots.unchanged_until = lambda _: 0  # type: ignore[method-assign]  # grow in every round
         together = llm.generate(prompts, greedy)
         assert texts(together) == texts(expected)
         assert llm.metrics.preemptions == 1
