@@ -90,7 +90,7 @@ def decide(schema: Schema, universe: list[Any], closed: bool = False, rejectable
     return True
 
 
-exhaustive = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+exhaustive = settings(max_examples=90, deadline=None, suppress_health_check=list(HealthCheck))
 
 leaves = st.sampled_from([True, False, {"const": 1}, {"type": "string"}, {"type": "integer"}, {"enum": ["x", 2]}])
 names = st.sampled_from(NAMES)

@@ -25,7 +25,7 @@ from tests.plain.test_schema_combinations import (
     texts,
 )
 
-drawn = settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+drawn = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 NUMBER = {"type": "integer"}
 A, B, C = ({"properties": {name: NUMBER}, "required": [name]} for name in "abc")
 
