@@ -72,6 +72,20 @@ class DFlashSpec(DraftHeadSpec):
         return contract.context(features=self.feature_width, **sizes)
 
 
+def flat_fields(config: Mapping[str, Any]) -> Fields:
+    """Return the fields of a draft's config together with those of its ``dflash_config``, if that is an object."""
+    nested = config.get("dflash_config")
+    return Fields({**config, **(nested if isinstance(nested, Mapping) else {})}, "config.json")
+
+
+def without_fields(config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return ``config`` without the fields called ``names``, which may also be in its ``dflash_config``."""
+    rest = {name: value for name, value in config.items() if name not in names}
+    if isinstance(rest.get("dflash_config"), Mapping):
+        rest["dflash_config"] = without_fields(rest["dflash_config"], names)
+    return rest
+
+
 def read_block_draft(
     config: Mapping[str, Any],
     target: ModelSpec,

@@ -11,8 +11,7 @@ from typing import Any
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind, Contract
 from tandemrt.engines.validation.errors import BadCheckpoint
-from tandemrt.export.read.dflash import DFlashSpec, read_block_draft
-from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.dflash import DFlashSpec, flat_fields, read_block_draft, without_fields
 from tandemrt.export.read.spec import ModelSpec
 
 SELECTOR = "candidate_selector"
@@ -42,12 +41,10 @@ class DFlash2Spec(DFlashSpec):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = ()) -> "DFlash2Spec":
         """Read a config. Raises BadCheckpoint, by name, for unknown fields and values that do not fit ``target``."""
-        nested = config.get("dflash_config")
-        nested = nested if isinstance(nested, Mapping) else {}
-        own = Fields({**config, **nested}, "config.json")
+        own = flat_fields(config)
         for name, value in _UNCHANGED.items():
             own.only(name, value)
-        rest = _without(config)
+        rest = without_fields(config, (*_SIZES, *_UNCHANGED))
         if "speculators_model_type" in rest:
             rest = {"sliding_window_non_causal": True, **rest}
         block = read_block_draft(rest, target, kind="dflash2", from_anchor=False, named=_NAMED, ignored=ignored)
@@ -81,11 +78,3 @@ class DFlash2Spec(DFlashSpec):
     def markov(self, *, dtype: str) -> Contract:
         """Return the bindings of the selector."""
         return contract.markov(vocab=self.draft_vocab, dtype=dtype, row_states=self.layer.hidden)
-
-
-def _without(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config`` without the fields that this module reads."""
-    rest = {name: value for name, value in config.items() if name not in (*_SIZES, *_UNCHANGED)}
-    if isinstance(rest.get("dflash_config"), Mapping):
-        rest["dflash_config"] = _without(rest["dflash_config"])
-    return rest

@@ -13,8 +13,7 @@ from typing import Any, Literal, get_args
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind, Contract
 from tandemrt.engines.validation.errors import BadCheckpoint
-from tandemrt.export.read.dflash import DFlashSpec, read_block_draft
-from tandemrt.export.read.fields import Fields
+from tandemrt.export.read.dflash import DFlashSpec, flat_fields, read_block_draft, without_fields
 from tandemrt.export.read.spec import ModelSpec
 
 MarkovHeadType = Literal["vanilla", "gated", "rnn"]
@@ -39,16 +38,13 @@ class DSparkSpec(DFlashSpec):
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], target: ModelSpec, *, ignored: Collection[str] = ()) -> "DSparkSpec":
         """Read a config. Raises BadCheckpoint, by name, for unknown fields and values that do not fit ``target``."""
-        nested = config.get("dflash_config")
-        nested = nested if isinstance(nested, Mapping) else {}
-        own = Fields({**config, **nested}, "config.json")
+        own = flat_fields(config)
         kind = own.get("markov_head_type", "vanilla")
         own.only("markov_head_type", *get_args(MarkovHeadType))
         own.only("projector_type", "dspark")
         own.only("dspark_backbone_conv_enabled", False)
-        block = read_block_draft(
-            _without(config), target, kind="dspark", from_anchor=True, named=_NAMED, ignored=ignored
-        )
+        rest = without_fields(config, (*_READ, *_UNREAD))
+        block = read_block_draft(rest, target, kind="dspark", from_anchor=True, named=_NAMED, ignored=ignored)
         if kind == "rnn" and not block.sample_from_anchor:
             raise BadCheckpoint(
                 "config.json: sample_from_anchor should be true for markov_head_type 'rnn', it is False: the head's "
@@ -78,11 +74,3 @@ class DSparkSpec(DFlashSpec):
         """Return the bindings of the Markov head."""
         memory = self.markov_rank if self.markov_head_type == "rnn" else 0
         return contract.markov(vocab=self.draft_vocab, dtype=dtype, row_states=self.row_states, memory=memory)
-
-
-def _without(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``config`` without the fields that this module reads, and without the known fields that it ignores."""
-    rest = {name: value for name, value in config.items() if name not in (*_READ, *_UNREAD)}
-    if isinstance(rest.get("dflash_config"), Mapping):
-        rest["dflash_config"] = _without(rest["dflash_config"])
-    return rest
