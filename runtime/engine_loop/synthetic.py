@@ -15,6 +15,7 @@ from tandemrt.runtime.requests.running import RunningRequest
 _BITS = np.left_shift(1, range(32)).astype(np.int32)
 _WORD = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
+_MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # shifts and factors
 
 
 def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int], masks: MaskRows, first: int) -> int:
@@ -25,11 +26,9 @@ def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int]
     which the rows from ``first`` on allow. The row of each accepted token allows that token only; the next row forbids
     its own drafted token. Returns how many tokens are accepted.
     """
-    rate, coin = (
-        synthetic_rate(mean, running.request.num_draft_tokens),
-        _coin(running.request.seed, len(running.tokens)),
-    )
-    count, chance = 0, rate
+    coin = _coin(running.request.seed, len(running.tokens))
+    rate = chance = synthetic_rate(mean, running.request.num_draft_tokens)
+    count = 0
     while count < len(tokens) and coin < chance:
         count, chance = count + 1, chance * rate
     for at in range(count):
@@ -57,7 +56,7 @@ def num_accepted(
         seeds, lengths: of the request, and of its text.
     """
     bits = seeds + (lengths + 1).astype(np.uint64) * np.uint64(_STEP)  # as in _coin
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+    for shift, factor in _MIXES:
         bits = (bits ^ bits >> np.uint64(shift)) * np.uint64(factor)
     coins = ((bits ^ bits >> np.uint64(31)) >> np.uint64(11)).astype(np.float64) / (1 << 53)
     chances = np.cumprod(np.repeat(rates[:, None], max(1, int(counts.max(initial=0))), axis=1), axis=1)
@@ -83,6 +82,6 @@ def synthetic_rate(mean: float, window: int) -> float:
 def _coin(seed: int, position: int) -> float:
     """Return a uniform number in [0, 1) (SplitMix64; Steele, Lea and Flood 2014)."""
     bits = (seed + (position + 1) * _STEP) & _WORD
-    bits = ((bits ^ bits >> 30) * 0xBF58476D1CE4E5B9) & _WORD
-    bits = ((bits ^ bits >> 27) * 0x94D049BB133111EB) & _WORD
+    for shift, factor in _MIXES:
+        bits = ((bits ^ bits >> shift) * factor) & _WORD
     return ((bits ^ bits >> 31) >> 11) / (1 << 53)
