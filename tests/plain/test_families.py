@@ -698,6 +698,17 @@ def test_absent_fields_have_the_defaults_of_transformers(architecture):
         assert ours == [getattr(theirs, name) for name in names]
 
 
+@pytest.mark.parametrize("architecture", [name for name in FAMILIES if name not in WITHOUT_CLASS])
+def test_values_of_absent_fields_are_those_of_transformers(architecture):
+    family = FAMILIES[architecture]
+    theirs = AutoConfig.for_model(THEIRS.get(family.name, family.name)).to_dict()
+    theirs |= theirs.get("rope_parameters") or {}
+    shared = (family.defaults or {}).keys() & theirs.keys()
+    if family.name == "dots1":
+        shared.remove("sliding_window")  # a width without layers that slide
+    assert {name: family.defaults[name] for name in shared} == {name: theirs[name] for name in shared}
+
+
 MODEL_TYPES = {name: kind for kind, name in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.items()}
 
 
