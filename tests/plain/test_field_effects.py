@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.spec import ModelSpec
-from tests.plain.test_families import PUBLISHED
+from tests.plain.test_families import FAMILIES, PUBLISHED, REQUIRED, THEIRS, WITHOUT_CLASS
 from tests.plain.test_quantization_config import CACHE, LAYER, QUARK, compressed, quark, read, torchao
 
 _TEXT = {"text_config", "llm_config"}  # where vision-language models have the fields of a text model
@@ -21,6 +22,21 @@ _NEVER, _SOMETIMES = (Path(__file__).parent / "fields_without_effect.txt").read_
 NEVER = frozenset(_NEVER.split())  # fields of training, of other programs, of towers, of parts that are not read
 # Fields that say nothing in these configs, or in all that have them but these.
 SOMETIMES = dict(line.split(": ") for line in _SOMETIMES.replace("\n  ", " ").splitlines())
+CONFIGS = {name: json.loads(config) for name, (config, _) in PUBLISHED.items()}
+
+
+def of_transformers(architecture: str) -> dict[str, Any]:
+    """The config of a family of which none is published above."""
+    name = FAMILIES[architecture].name
+    required = REQUIRED.get(name, {})
+    required |= {"num_hidden_layers": 8} if "layer_types" in required else {}
+    theirs: Any = AutoConfig.for_model(THEIRS.get(name, name), **required)
+    return theirs.to_dict() | {"architectures": [architecture], "model_type": name}
+
+
+_NAMED = {FAMILIES[each].name for config in CONFIGS.values() for each in config["architectures"] if each in FAMILIES}
+_UNNAMED = {family.name: each for each, family in FAMILIES.items() if family.name not in _NAMED}
+CONFIGS |= {each: of_transformers(each) for each in _UNNAMED.values() if each not in WITHOUT_CLASS}
 
 
 def says_nothing(field: str, name: str) -> bool:
@@ -59,13 +75,13 @@ def without_effect(config: dict[str, Any], reads: Callable[[dict[str, Any]], obj
         inner[last] = value
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", CONFIGS)
 def test_every_other_field_of_a_config_has_an_effect(name: str) -> None:
     def names(paths: Iterable[tuple[str | int, ...]]) -> set[str]:
         named = [[part for part in path if isinstance(part, str)] for path in paths if path[0] not in _OTHERS]
         return {".".join(part for part in path if part not in _TEXT) for path in named}
 
-    config = json.loads(PUBLISHED[name][0])
+    config = CONFIGS[name]
     expected = {field for field in names(path for path, _ in leaves(config)) if says_nothing(field, name)}
     assert names(without_effect(config, ModelSpec.from_hf)) == expected
 
