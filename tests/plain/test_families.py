@@ -607,6 +607,7 @@ def test_a_published_config_is_read(name):
 
 REQUIRED = {
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "gptj": {"rotary_dim": 16},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 4},
     "granitemoehybrid": {"mamba_n_heads": 8},
     "bamba": {"mamba_n_heads": 8},

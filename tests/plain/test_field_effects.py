@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoConfig
+from transformers import CONFIG_MAPPING, AutoConfig
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.spec import ModelSpec
@@ -84,6 +84,32 @@ def test_every_other_field_of_a_config_has_an_effect(name: str) -> None:
     config = CONFIGS[name]
     expected = {field for field in names(path for path, _ in leaves(config)) if says_nothing(field, name)}
     assert names(without_effect(config, ModelSpec.from_hf)) == expected
+
+
+# No published config leaves these out. Without the number of KV heads each head has its own, as in a Llama.
+LEFT_OUT = {"num_key_value_heads", "rope_parameters"}
+WITH_CLASS = [
+    name
+    for name, config in CONFIGS.items()
+    if config["model_type"] in CONFIG_MAPPING and WITHOUT_CLASS.isdisjoint(config["architectures"])
+    if _TEXT.isdisjoint(config)
+]
+
+
+@pytest.mark.parametrize("name", WITH_CLASS)
+def test_a_config_without_a_field_has_the_value_of_transformers_or_is_rejected(name: str) -> None:
+    def read_or_none(config: dict[str, Any]) -> ModelSpec | None:
+        try:
+            return ModelSpec.from_hf(config)
+        except BadCheckpoint:
+            return None
+
+    config = CONFIGS[name]
+    theirs = CONFIG_MAPPING[config["model_type"]]().to_dict()
+    for field in (config.keys() & theirs.keys()) - LEFT_OUT - {"architectures", "model_type"}:
+        without = read_or_none({other: value for other, value in config.items() if other != field})
+        if without is not None and not isinstance(theirs[field], list | dict):  # lists are for their number of layers
+            assert without == (read_or_none(config | {field: theirs[field]}) or without), field
 
 
 def each(**fields: Any) -> dict[str, Any]:

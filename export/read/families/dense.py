@@ -241,6 +241,7 @@ ROWS = (
     Family(
         "phi3",
         ("Phi3ForCausalLM",),
+        defaults={"original_max_position_embeddings": 4096},
         windows=uniform_window,
         rope=RopeRules(partial=1.0),
         no_effect_values={"lm_head_bias": (False,), "full_attn_mod": (1,), "interpolate_factor": (1,)},

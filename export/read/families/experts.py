@@ -111,7 +111,7 @@ ROWS = (
         "llama4_text",
         ("Llama4ForCausalLM",),
         field_names={"nope_layer_interval": "no_rope_layer_interval"},
-        defaults={"head_dim": 128, "num_key_value_heads": 8, "use_qk_norm": True},
+        defaults={"attention_chunk_size": 8192, "head_dim": 128, "num_key_value_heads": 8, "use_qk_norm": True},
         qk_norm=QKNorm(after_rotary=True, stored=False, only_rotated=True),
         qk_norm_flag="use_qk_norm",
         biases=of.attention_biases,

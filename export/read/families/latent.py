@@ -88,6 +88,7 @@ ROWS = (
             "q_lora_rank": 1024,
             "kv_lora_rank": 256,
             "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 64,
             "moe_intermediate_size": 2048,
             "n_routed_experts": 128,
             "num_experts_per_tok": 4,

@@ -135,6 +135,7 @@ ROWS = (
         "gptj",
         ("GPTJForCausalLM",),
         tensor_names=tensor_names.GPTJ,
+        defaults={"rotary_dim": 64},
         field_names=GPT_FIELDS,
         intermediate=of.four_times,
         norms=of.ONE_NORM,
