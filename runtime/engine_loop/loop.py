@@ -128,7 +128,8 @@ class EngineLoop:
         idle = self._runs_ahead and self._last is None and not self._prompts_in_flight
         if idle or (self._runs_ahead and 2 * self._prompt_tokens >= self.planner.chunk):
             # Admitting prompts for another call takes less time than the call that keeps the device busy.
-            self.scheduler.gather(self.planner.chunk - self.slots.missing_tokens)
+            wanted = self.planner.most_tokens(self.slots, self._last) - self.slots.missing_tokens
+            self.scheduler.gather(wanted, busy=not idle)
         with self.scheduler.arrivals.preparing() if idle else nullcontext():
             self._step()
 
@@ -257,7 +258,8 @@ class EngineLoop:
         ``after_last``: whether the target waits for the commit of the last round.
         """
         with self.metrics.timed("prefill"), self._timeline.span("prefill"):
-            joined, failed = self.scheduler.join_ready(self.slots, self.planner.chunk)
+            prompt_tokens = self.planner.most_tokens(self.slots, self._last)
+            joined, failed = self.scheduler.join_ready(self.slots, prompt_tokens)
             for running in joined:
                 self.metrics.cached += running.cached
                 if not running.preemptions:

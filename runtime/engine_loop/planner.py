@@ -63,14 +63,14 @@ class RoundPlanner:
         Lookup.promises; None if the target waits for the last commit anyway.
         """
         state = self._target.state
-        requests = [request for request in slots if last is None or not last.round.completes(request)]
+        requests = _remaining(slots, last)
         missing = [
             Chunk(request.slot, request.prefilled, request.prefill_end) for request in requests if request.prefilling
         ]
         if not missing:
             state.flush()
             return self._plan_rows(requests, draft_windows, slots.count, wait)
-        budget = self.chunk if len(missing) == len(requests) else min(self.chunk, self.chunk_while_decoding)
+        budget = self._budget(decoding=len(missing) < len(requests))
         running = {request.slot: request for request in requests}
         in_prompts = partial(plan, missing, at_block_ends=slots.reuses_whole_chunks, whole=_whole_spans(requests))
         plan_decoding = partial(self._plan_decoding, requests, draft_windows, slots.count, wait)
@@ -95,6 +95,13 @@ class RoundPlanner:
         state.flush()
         self._metrics.prefilled += num_tokens(chunks)
         return round_
+
+    def most_tokens(self, slots: Slots, last: VerifiedRound | None) -> int:
+        """Return how many prompt tokens the next round processes if they are there; ``last``: see ``plan``."""
+        return self._budget(decoding=any(not request.prefilling for request in _remaining(slots, last)))
+
+    def _budget(self, *, decoding: bool) -> int:
+        return min(self.chunk, self.chunk_while_decoding) if decoding else self.chunk
 
     def _plan_decoding(
         self,
@@ -153,6 +160,11 @@ class RoundPlanner:
             self._target.prefill(rectangle, tokens)
             following = [texts[each.slot][each.end : each.end + len(DRAFT_LAYERS)] for each in rectangle]
             self._drafter.prefill(slot, tokens, following)
+
+
+def _remaining(slots: Slots, last: VerifiedRound | None) -> list[RunningRequest]:
+    """Return the requests in slots that the round in flight does not complete."""
+    return [request for request in slots if last is None or not last.round.completes(request)]
 
 
 def _missed(rows: Iterable[RunningRequest], drafter: Drafter) -> int:

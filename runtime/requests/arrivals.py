@@ -44,17 +44,20 @@ class Arrivals:
             with self._lock:
                 self._admitting -= 1
 
-    def gather(self, queued: Callable[[], int], enough: int) -> None:
-        """Wait while other threads admit requests and ``queued()`` grows, up to ``enough``, for a bounded time."""
-        count, begun, poll_s = -1, time.monotonic(), _FIRST_POLL_S
+    def gather(self, queued: Callable[[], int], enough: int, *, busy: bool = False) -> None:
+        """Wait while other threads admit requests and ``queued()`` grows, up to ``enough``, for a bounded time.
+
+        A thread that sends many requests admits none for a moment between two of them. So where the queue has grown
+        from one request to more since the last look, or the device is ``busy``, the loop looks once more.
+        """
+        begun, poll_s, last, looks_again = time.monotonic(), _FIRST_POLL_S, 0, busy
         grown = begun
-        while self._admitting:
-            now, last = time.monotonic(), count
-            if (count := queued()) >= enough or now - begun > self._gather_s:
-                return
+        while (count := queued()) < enough and (self._admitting or looks_again or 0 < last < count):
+            now, looks_again = time.monotonic(), False
             grown = now if count > last else grown
-            if now - grown > self._pause_s:
+            if now - begun > self._gather_s or now - grown > self._pause_s:
                 return
+            last = count
             time.sleep(poll_s)
             poll_s = _POLL_S
 

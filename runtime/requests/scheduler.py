@@ -99,9 +99,9 @@ class Scheduler:
         with self._changed:
             self._changed.notify_all()
 
-    def gather(self, prompt_tokens: int) -> None:
+    def gather(self, prompt_tokens: int, *, busy: bool) -> None:
         """Wait for requests that are being admitted, until the queue has ``prompt_tokens`` tokens. See Arrivals."""
-        self.arrivals.gather(lambda: sum(len(each.request.prompt) for each in self._waiting), prompt_tokens)
+        self.arrivals.gather(lambda: sum(len(each.request.prompt) for each in self._waiting), prompt_tokens, busy=busy)
 
     def join_ready(self, slots: Slots, prompt_tokens: int) -> JoinedRequests:
         """Let ready requests join free slots, in fair order; a request whose grammar compiles delays no other.

@@ -58,6 +58,23 @@ def test_a_growing_queue_lets_the_loop_wait_longer_than_a_pause() -> None:
     assert next(queued) == 201
 
 
+@pytest.mark.parametrize(
+    ("busy", "lengths", "looks"),
+    [(False, [1, 2], 1), (True, [0, 0], 2), (True, [0, 1, 2], 2), (True, [1, 2, 3, 3, 4], 4), (True, [8, 9, 10], 2)],
+)
+def test_a_queue_that_grows_between_two_admissions_is_looked_at_again(
+    busy: bool, lengths: list[int], looks: int
+) -> None:
+    seen: list[int] = []
+
+    def queued() -> int:
+        seen.append(lengths[len(seen)])
+        return seen[-1]
+
+    Arrivals(gather_s=NEVER_S, pause_s=NEVER_S).gather(queued, 9, busy=busy)
+    assert len(seen) == looks
+
+
 def test_a_failed_admission_ends() -> None:
     arrivals = Arrivals(gather_s=NEVER_S, pause_s=NEVER_S)
     with pytest.raises(ValueError, match="bad"), arrivals.admitting():
