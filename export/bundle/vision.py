@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.contract import VISION_DTYPE
-from tandemrt.engines.contract.dtypes import COMPUTE
+from tandemrt.engines.contract.dtypes import BITS, COMPUTE
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.recipe.recipe import Recipe
@@ -14,8 +14,9 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.models import Model
 from tandemrt.export.graph.graph import Graph
 from tandemrt.export.model.vision import build_vision, vision_contract
-from tandemrt.export.quantize.writer import copied, write_safetensors
-from tandemrt.export.read.checkpoint import Checkpoint, read_header
+from tandemrt.export.quantize.checkpoint import write_rounded
+from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.vision.processor import TEXT_ONLY
 from tandemrt.export.read.vision.spec import VisionSpec
 from tandemrt.export.read.vision.towers import TOWERS, read_tower, tower_tensors
 from tandemrt.export.read.vision_language import vision_language
@@ -28,12 +29,13 @@ ROLE: EngineName = "vision"
 class VisionTower:
     """A tower and the checkpoint that its graph points into: the target's tensors, or their copies in the bundle.
 
-    ``attends_in``: the dtype of its attention.
+    ``attends_in``: the dtype of its attention. ``in_int8``: its matmul weights are written so, for a CPU.
     """
 
     spec: VisionSpec
     checkpoint: Checkpoint
     attends_in: str
+    in_int8: bool = False
 
     @classmethod
     def open(cls, target: Model) -> "VisionTower":
@@ -43,14 +45,15 @@ class VisionTower:
             raise BadCheckpoint(f"{quantized.file}: a tower's weights should not be quantized, {quantized.name!r} is")
         narrow = target.compute == "bfloat16" and not target.on_cpu and not spec.entry.window_side
         attends_in = "bfloat16" if narrow else VISION_DTYPE
-        return cls(spec, replace(target.source, config={}, tensors=tensors, stored_names={}), attends_in)
+        checkpoint = replace(target.source, config={}, tensors=tensors, stored_names={})
+        return cls(spec, checkpoint, attends_in, target.on_cpu and target.dtype in BITS)
 
     def placed(self, folder: Path) -> "VisionTower":
-        """Return the tower with its tensors copied into ``folder``; graphs only refer to files next to them."""
+        """Return the tower with its tensors written into ``folder``; graphs only refer to files next to them."""
         folder.mkdir()
-        file = folder / "model.safetensors"
-        write_safetensors(file, map(copied, self.checkpoint.tensors.values()))
-        return replace(self, checkpoint=replace(self.checkpoint, tensors=read_header(file), files=(file,)))
+        matmuls = self.spec.matmuls(self.checkpoint.tensors) if self.in_int8 else ()
+        written = write_rounded(self.checkpoint, matmuls, folder, BITS["int8"], interleaved=has_kernels())
+        return replace(self, checkpoint=written.checkpoint)
 
     def read_by(self, target: Model) -> Model:
         """Return ``target`` as a model that reads images."""
@@ -70,19 +73,20 @@ def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple
 
     Raises BadRecipe or BadCheckpoint if the recipe asks for images that cannot be read.
     """
-    asked = recipe.target.images
-    if asked is False:
-        return None, ()
-    if (why := _unreadable(recipe, target)) is not None:
-        if asked:
-            raise BadRecipe(f"target.images needs a model and a backend that read images; {why}. Leave it out")
+    asked, known = recipe.target.images, vision_language(target.source.config) in TOWERS
+    if asked is False or not (asked or known):
         return None, ()
     try:
+        if not known:
+            raise BadRecipe(f"images are read by models with towers of {', '.join(TOWERS)}; {TEXT_ONLY}")
+        if (backend := recipe.backend).lowering not in ("grouped", "paged") or backend.ranks > 1:
+            rule = f"images are read by {CPU}, or by {CUDA} with a paged cache on one GPU"
+            raise BadRecipe(f"{rule}, not by this recipe's backend, {backend.name}; {TEXT_ONLY}")
         tower = VisionTower.open(target)
         if tower.spec.entry.both_ways:
             _require_both_ways(tower.spec.entry, recipe, target)
         return tower, ()
-    except BadCheckpoint as error:
+    except (BadCheckpoint, BadRecipe) as error:
         if asked:
             raise
         return None, (f"target: images are not read, only text (target.images): {error}",)
@@ -106,12 +110,3 @@ def _require_both_ways(entry: VisionEntry, recipe: Recipe, target: Model) -> Non
             f"{target.spec.family}: limits.prefill_chunk should be at least the {tokens} tokens of an image, which "
             f"attend to each other, it is {chunk}"
         )
-
-
-def _unreadable(recipe: Recipe, target: Model) -> str | None:
-    """Return why no tower of ``target`` is read, whatever it looks like."""
-    if vision_language(target.source.config) not in TOWERS:
-        return f"of this checkpoint only the text is read; towers of {', '.join(TOWERS)} are"
-    if recipe.backend.lowering not in ("grouped", "paged") or recipe.backend.ranks > 1:
-        return f"images are read by {CPU}, or by {CUDA} with a paged cache on one GPU, not by this recipe's backend"
-    return None

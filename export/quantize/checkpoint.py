@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -90,13 +90,30 @@ def write_quantized(
     checkpoint = with_graph_names(checkpoint, spec)
     if spec.tied:
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(HEAD, EMBEDDING)
+        tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != HEAD}  # a copy
+        checkpoint = replace(checkpoint, tensors=tensors)
+    modules = matmul_modules(checkpoint, spec)
+    return write_rounded(checkpoint, modules, folder, bits, progress, tiles=tiles, interleaved=interleaved)
+
+
+def write_rounded(
+    checkpoint: Checkpoint,
+    modules: Iterable[str],
+    folder: Path,
+    bits: int | None,
+    progress: Progress | None = None,
+    *,
+    tiles: str | None = None,
+    interleaved: bool = False,
+) -> QuantizedCheckpoint:
+    """Do what ``write_quantized`` does, with the weights of ``modules`` as those that are rounded."""
     order = place if tiles is None else place_on_gpu
-    matmuls = sorted(_matmuls(checkpoint, spec, bits, tiles, interleaved), key=lambda matmul: order(matmul.module))
+    matmuls = sorted(
+        _matmuls(checkpoint, set(modules), bits, tiles, interleaved), key=lambda matmul: order(matmul.module)
+    )
     rounding = _Rounding(checkpoint)
     # A tied head that is rounded here is a copy of the embedding.
     replaced = {name for m in matmuls for name in _tensor_names(m) if m.is_packed or name != EMBEDDING}
-    if spec.tied:
-        replaced.add(HEAD)  # a copy of the embedding
     rest = [copied(tensor) for tensor in checkpoint.tensors.values() if tensor.name not in replaced]
     file = folder / FILE
     write_safetensors(file, [*_entries(matmuls, rounding), *rest], progress=progress)
@@ -209,11 +226,11 @@ def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
 
 
 def _matmuls(
-    checkpoint: Checkpoint, spec: ModelSpec, bits: int | None, tiles: str | None, interleaved: bool
+    checkpoint: Checkpoint, rounded: Collection[str], bits: int | None, tiles: str | None, interleaved: bool
 ) -> Iterator[_Matmul]:
     """Yield the matmuls with weights that the written checkpoint quantizes."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
-    rounded, tensors = set(matmul_modules(checkpoint, spec)), checkpoint.tensors
+    tensors = checkpoint.tensors
     for module in sorted({name.rpartition(".")[0] for name in tensors}):
         scheme = quantization.scheme(*checkpoint.names_of(module)) if quantization else None
         if scheme is not None and scheme.packed and (module in rounded or is_quantized(module, tensors, scheme)):

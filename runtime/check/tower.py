@@ -9,7 +9,8 @@ import torch
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.recipe.backends import CPU
-from tandemrt.runtime.check.reference import open_reference
+from tandemrt.runtime.check.logits import QUANTIZED_TOLERANCE
+from tandemrt.runtime.check.reference import open_reference, quantizes_activations
 from tandemrt.runtime.check.result import CheckResult, passed_if
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.requests.images import Image
@@ -24,11 +25,13 @@ def check_tower(bundle: Bundle, entry: VisionEntry, engine: Engine, threads: int
     """Compare ``engine`` for images of several shapes."""
     reference = open_reference(bundle, "vision", threads, {})
     images = [_image(entry, rows, columns) for rows, columns in _shapes(entry)]
-    expected = [_states(reference, image) for image in images]
-    states = [_states(engine, image) for image in images]
+    expected = [states_of(reference, image) for image in images]
+    states = [states_of(engine, image) for image in images]
     apart = max(float((a - b).abs().max()) for a, b in zip(states, expected, strict=True))
     share = apart / max(float(a.abs().max()) for a in expected)
     tolerance, tokens = _TOLERANCE[engine.device.type], sum(image.tokens for image in images)
+    if quantizes_activations(bundle, "vision"):
+        tolerance = QUANTIZED_TOLERANCE
     yield CheckResult(
         "states of images",
         f"{CPU}, float32",
@@ -47,7 +50,8 @@ def _image(entry: VisionEntry, rows: int, columns: int) -> Image:
     return Image.of_pixels(np.random.default_rng(rows).integers(0, 256, size, np.uint8), entry)
 
 
-def _states(engine: Engine, image: Image) -> torch.Tensor:
+def states_of(engine: Engine, image: Image) -> torch.Tensor:
+    """Return what ``engine`` makes of ``image``: the states of its tokens."""
     tensors: Mapping[str, Any] = {
         name: torch.from_numpy(np.ascontiguousarray(array)).to(engine.device)
         for name, array in tower_inputs(image).items()

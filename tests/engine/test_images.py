@@ -28,9 +28,10 @@ from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.vision import open_tower
 from tandemrt.runtime.check.run import check_engines
-from tandemrt.runtime.check.tower import check_tower
+from tandemrt.runtime.check.tower import check_tower, states_of
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.requests.images import Image as Patches
 from tandemrt.runtime.requests.images import ImageReader
 from tandemrt.runtime.requests.prompt import Chat
 from tandemrt.runtime.requests.request import RequestOutput, StreamOutput
@@ -347,24 +348,48 @@ def test_parts_of_a_tower_that_are_not_implemented_are_refused_by_name(
         build(Recipe.load(recipe), tmp_path / "bundle")
 
 
-def test_a_recipe_may_ask_for_images_that_cannot_be_read(target: Path, tmp_path: Path) -> None:
-    linear = 'name = "onnxruntime-cuda"\ncache = "linear"'
-    file = write_recipe(tmp_path / "images.toml", target=target, backend=linear)
+@pytest.mark.parametrize("backend", ['name = "onnxruntime-cuda"\ncache = "linear"', 'name = "tensorrt"'])
+def test_a_backend_that_reads_no_images_says_so(target: Path, tmp_path: Path, backend: str) -> None:
+    file = write_recipe(tmp_path / "images.toml", target=target, backend=backend, dtype="float16")
+    recipe = Recipe.load(file)
+    tower, (note,) = open_tower(recipe, open_models(recipe)[0])
+    assert tower is None
+    reason = f"not by this recipe's backend, {recipe.backend.name}; leave target.images out"
+    assert "only text (target.images): images are read by onnxruntime-cpu, or by onnxruntime-cuda with a paged" in note
+    assert reason in note
     file.write_text(file.read_text().replace("[draft]", "images = true\n[draft]"))
-    with pytest.raises(BadRecipe, match=r"target\.images needs a model and a backend that read images"):
+    with pytest.raises(BadRecipe, match=reason):
         build(Recipe.load(file), tmp_path / "bundle")
 
 
-@pytest.mark.parametrize("dtype", ["int4", "float16"])
-def test_a_target_of_fewer_bits_reads_images_under_drafts(target: Path, tmp_path: Path, dtype: str) -> None:
+@pytest.fixture(scope="module", params=["int4", "float16"])
+def in_few_bits(request: pytest.FixtureRequest, target: Path) -> Iterator[LLM]:
+    with LLM(bundle(target.parent, target, request.param, dtype=request.param, drafting=NGRAM)) as llm:
+        yield llm
+
+
+def test_a_target_of_fewer_bits_reads_images_under_drafts(in_few_bits: LLM) -> None:
     draw = random.Random(5)
     requests = [drawn_request(draw) for _ in range(6)]
-    with LLM(bundle(tmp_path, target, dtype, dtype=dtype, drafting=NGRAM)) as llm:
-        for messages, params in requests:
-            drafted, alone = (
-                llm.chat(messages, params.model_copy(update={"num_draft_tokens": count})) for count in (4, 0)
-            )
-            assert [output.token_ids for output in drafted.outputs] == [output.token_ids for output in alone.outputs]
+    for messages, params in requests:
+        drafted, alone = (
+            in_few_bits.chat(messages, params.model_copy(update={"num_draft_tokens": count})) for count in (4, 0)
+        )
+        assert [output.token_ids for output in drafted.outputs] == [output.token_ids for output in alone.outputs]
+
+
+@pytest.mark.parametrize("in_few_bits", ["int4"], indirect=True)
+def test_a_tower_beside_a_target_of_few_bits_has_weights_in_int8(whole: LLM, in_few_bits: LLM) -> None:
+    bundles = (whole.bundle, in_few_bits.bundle)
+    sizes = [sum(f.size for name, f in each.manifest.files.items() if name.startswith("vision/")) for each in bundles]
+    assert sizes[1] < sizes[0] / 3
+    entry = whole.bundle.manifest.vision
+    assert entry is not None
+    engines = [open_engines(each, torch.device("cpu"), 1, ["vision"])["vision"] for each in bundles]
+    expected, states = (states_of(engine, Patches.of_pixels(np.asarray(picture(1)), entry)) for engine in engines)
+    assert 0 < (states - expected).abs().max() < 0.03 * expected.abs().max()
+    (result,) = check_tower(in_few_bits.bundle, entry, engines[1], 1)
+    assert result.verdict == "pass"
 
 
 def test_an_mtp_layer_drafts_after_images(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """The sizes of a vision tower."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from tandemrt.engines.contract.vision import VisionEntry
+from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.layer import Activation
 from tandemrt.export.read.vision.kinds import TowerKind
 
@@ -46,3 +48,9 @@ class VisionSpec:
     def levels(self) -> int:
         """Mergers: the last one, and one for each tap."""
         return 1 + len(self.taps)
+
+    def matmuls(self, tensors: Mapping[str, StoredTensor]) -> list[str]:
+        """Return the modules of ``tensors`` whose weights are matrices that Linear multiplies by."""
+        others = (f"{self.kind.patches}.weight", self.kind.positions)
+        weights = [name for name, tensor in tensors.items() if len(tensor.shape) == 2 and name not in others]
+        return [name.removesuffix(".weight") for name in weights if name.endswith(".weight")]
