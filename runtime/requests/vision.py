@@ -118,14 +118,13 @@ class TowerRunner:
             inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
             self._engine.bind({**inputs, "image_states": states}).run()
             converted = torch.empty(*states.shape, dtype=self._dtype, device=device).copy_(states)
-            on_host = torch.empty(*states.shape, dtype=self._dtype)
+            parts = []
             for first in range(0, len(states), _STAGED_ROWS):
-                part = slice(first, min(first + _STAGED_ROWS, len(states)))
-                staged = self._staging[: part.stop - first]
-                staged.copy_(converted[part], non_blocking=True)
+                staged = self._staging[: min(_STAGED_ROWS, len(states) - first)]
+                staged.copy_(converted[first : first + len(staged)], non_blocking=True)
                 device_of(device).synchronize()
-                on_host[part].copy_(staged)
-            return on_host
+                parts.append(staged.clone())
+            return torch.cat(parts)
 
 
 def _cancel_with(other: "Future[Any]", done: "Future[Any]") -> None:

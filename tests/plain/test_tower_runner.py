@@ -163,6 +163,23 @@ def test_states_of_many_tokens_reach_the_host_whole(tower: Tower, run: Callable[
     assert np.array_equal(host_floats(states), rows)
 
 
+def test_states_of_a_gpu_reach_the_host_as_tensors_of_torch(tower: Tower, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Calls of a GPU cannot copy from the tensors that stand for torch's on a CPU. Here torch's CPU is the GPU."""
+    import torch as library
+
+    def on_host(*shape: int, dtype: Any) -> library.Tensor:
+        return library.zeros(*shape, dtype=dtype)
+
+    monkeypatch.setattr(torch, "_on_gpu", lambda device: isinstance(device, library.device))
+    monkeypatch.setattr(vision, "device_of", lambda _: SimpleNamespace(host_zeros=on_host, synchronize=lambda: None))
+    tower.device = library.device("cpu")
+    runner = TowerRunner(cast("Any", tower), Streams(CPU), library.bfloat16)  # type: ignore[arg-type]
+    states = runner._computed(Image(np.full((1, 3), 7, np.uint8), 1, 1, ENTRY))
+    runner.close()
+    assert isinstance(states, library.Tensor)
+    assert states.tolist() == [[7, 7]]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_warm_up_runs_the_tower_once_and_lets_images_report_its_failure(
     tower: Tower, run: Callable[..., list[Any]], *, fails: bool
