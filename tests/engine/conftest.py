@@ -11,7 +11,9 @@ import pytest
 from tandemrt.cli import main
 from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
 from tandemrt.export.compile.onnxruntime import builder
+from tandemrt.plugins.kernels import compile as compiler
 from tandemrt.plugins.kernels import nvrtc
+from tandemrt.plugins.kernels.nvrtc import Program, Result
 from tests.conftest import shared_folder
 from tests.waiting import Clock
 
@@ -51,6 +53,23 @@ def quick_compiler() -> Iterator[None]:
     """Let NVRTC optimize little: no GPU runs the kernels of these tests, and it takes a quarter of the time."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(nvrtc, "_OPTIONS", (*nvrtc._OPTIONS, "--Ofast-compile=max"))
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels_of_bundles() -> Iterator[None]:
+    """Compile no kernels into bundles: nothing here runs them, and test_kernels.py compiles all of them.
+
+    What TensorRT builds in is compiled. A module overrides this if it reads kernels.
+    """
+
+    def compile_program(program: Program, target: str) -> Result:
+        if program.file == "source.cu":
+            return nvrtc.compile_program(program, target)
+        return Result(b"\x7fELF", b".version 9.0", "")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compiler, "compile_program", compile_program)
         yield
 
 

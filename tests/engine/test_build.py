@@ -42,6 +42,11 @@ from tests.mtp import add_layers
 ENGINES = ["target", "draft", "adjust", "verify", "verify_probs", "propose", "propose_probs"]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def kernels_of_bundles() -> None:
+    """They are compiled here."""
+
+
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a target and a draft checkpoint."""
