@@ -3,10 +3,11 @@
 import fcntl
 import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+import onnxruntime
 import pytest
 
 # Set before torch is imported: its threads spin while they wait, and the tests use all cores themselves.
@@ -31,6 +32,20 @@ def frozen_objects() -> None:
     """Leave what lived before this module out of garbage collections: closing an LLM collects, 0.5 s each time here."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Let a session of onnxruntime have one thread where a test asks for no number: others spin during its runs."""
+
+    class Options(onnxruntime.SessionOptions):
+        def __init__(self) -> None:
+            super().__init__()
+            self.intra_op_num_threads = 1
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(onnxruntime, "SessionOptions", Options)
+        yield
 
 
 def pytest_sessionfinish() -> None:
