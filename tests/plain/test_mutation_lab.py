@@ -18,19 +18,24 @@ from tools.quality.mutate.results import Results
 
 @pytest.fixture
 def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # only those that the lab's options need start fast
-    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin,_hypothesis_pytestplugin")
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setattr(lab_module, "_OPTIONS", ())  # a process starts in half of the time without their plugins
     (tmp_path / "adding.py").write_text(SOURCE)
     (tmp_path / "test_sum.py").write_text("from adding import add\n\ndef test_sum():\n    assert add(2, 2) == 4\n")
     (tmp_path / "test_wrong.py").write_text("def test_wrong():\n    assert False\n")
     return Lab(tmp_path, Path(sys.executable))
 
 
+OPTIONS = lab_module._OPTIONS
 SOURCE = "def add(a, b):\n    return a + b\n"
 MUTANT = Mutant("less", "adding.py", "a + b", "a - b", ("test_sum.py",), SOURCE.index("a + b"))
 
 
-def test_a_mutant_is_judged_by_its_tests_and_leaves_the_tree_as_it_was(lab: Lab) -> None:
+def test_a_mutant_is_judged_by_its_tests_and_leaves_the_tree_as_it_was(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab_module, "_OPTIONS", OPTIONS)
+    monkeypatch.setenv("PYTEST_PLUGINS", "xdist.plugin,_hypothesis_pytestplugin")
     verdicts = [
         lab.judge(MUTANT),
         lab.judge(replace(MUTANT, becomes="a * b")),
