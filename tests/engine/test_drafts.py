@@ -379,7 +379,7 @@ def test_a_preempted_request_continues_with_the_same_text(built: Built) -> None:
     assert [output_of(output) for output in outputs] == [*built.autoregressive()[:-4:-1], *built.autoregressive()[-3:]]
 
 
-@pytest.mark.parametrize("at", [2, 3, 4, 5])
+@pytest.mark.parametrize("at", [2, 4])
 def test_a_preemption_changes_no_text_or_draft_under_the_rejection_rule(
     built: Built, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:

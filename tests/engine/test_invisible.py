@@ -103,7 +103,7 @@ def test_the_requests_end_in_many_ways(autoregressive: list[tuple[list[int], str
     assert sum(bool(reasoning) for _, reasoning, _, _ in autoregressive) >= 2
 
 
-@pytest.mark.parametrize("window", range(1, 9))
+@pytest.mark.parametrize("window", [1, 2, 8])  # the others in any sequence below
 def test_any_draft_window_gives_the_text_of_autoregressive_decoding(
     tiny_bundle: Path, autoregressive: list[Any], window: int
 ) -> None:

@@ -136,7 +136,7 @@ ARRIVALS = st.lists(
 
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("kind", DRAFTING)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrivals=ARRIVALS, chunk=st.integers(1, CHUNK), while_decoding=st.integers(1, CHUNK))
 def test_texts_do_not_depend_on_arrival_times_neighbours_or_chunks(
     opened: dict[tuple[str, bool], LLM],

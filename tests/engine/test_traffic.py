@@ -66,7 +66,7 @@ def alone(tiny_bundle: Path) -> Iterator[Any]:
         yield lambda visit: text(visit.length, visit.params.model_dump_json(by_alias=True))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(visits(), min_size=1, max_size=9))
 def test_every_text_is_that_of_a_request_alone_as_far_as_it_went(llm: LLM, alone: Any, wave: list[Visit]) -> None:
     outputs = visit_all(llm, wave)

@@ -123,7 +123,7 @@ def test_a_run_of_ordinary_tokens_equals_its_tokens_one_by_one(make, data):
     assert not count or after == state._lookahead.after_run(begun, count)
 
 
-@settings(max_examples=250, **patient)
+@settings(max_examples=150, **patient)
 @given(make=requests(), data=st.data())
 def test_every_row_of_a_draft_window_equals_the_row_of_a_fresh_replay(make, data):
     """`fill_rows` leaves no trace, and `commit` accepts any prefix that the rows allow."""
@@ -233,7 +233,7 @@ def read(rule: ThinkingRule, prompt: list[int], output: list[int]) -> Reading:
     return state
 
 
-@settings(max_examples=400, **patient)
+@settings(max_examples=200, **patient)
 @given(rule=rules(), prompt=st.lists(letter, min_size=1, max_size=8), data=st.data())
 def test_reasoning_blocks_equal_those_of_the_reference_reader(rule, prompt, data):
     """In every block: exactly N reasoning tokens, then the whole forced end."""
