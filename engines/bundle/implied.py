@@ -6,7 +6,7 @@ from tandemrt.engines.bundle.manifest import EngineName, Manifest
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract, RecurrentState
-from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS, SampledEntry
+from tandemrt.engines.contract.draft_kinds import DRAFT_LAYERS
 from tandemrt.engines.contract.dtypes import COMPUTE, FLOAT8
 from tandemrt.engines.validation.errors import BadBundle, clipped
 
@@ -30,8 +30,7 @@ def require_implied(manifest: Manifest) -> None:
 
 
 def _implied(manifest: Manifest, name: EngineName) -> Contract:
-    vocab, draft = manifest.vocab, manifest.draft
-    draft_vocab = draft.vocab if isinstance(draft, SampledEntry) else None
+    vocab, draft, draft_vocab = manifest.vocab, manifest.draft, manifest.draft.draft_vocab
     drafts = name in draft.engines
     dtype = manifest.engines["draft" if drafts else "target"].dtype
     match name:
@@ -72,7 +71,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
 def _decoder_sizes(manifest: Manifest, name: EngineName) -> dict[str, Any]:
     """Return the sizes that all decoders have. The manifest has their layers and heads in their contract alone."""
     stated, draft, cache = manifest.engines[name].contract, manifest.draft, manifest.limits.cache
-    draft_vocab = draft.vocab if name == "draft" and isinstance(draft, SampledEntry) else None
+    draft_vocab = draft.draft_vocab if name == "draft" else None
     keys = [each for each in stated.inputs if each.name.startswith("past_key.")]
     heads = {int(each.name.rpartition(".")[2]): _heads(each) for each in keys if each.name[9:].isdecimal()}
     kv_heads, head_dim = next(iter(heads.values()), (1, 1))

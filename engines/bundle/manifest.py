@@ -13,7 +13,7 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.calls import capacity, longest_chunk, slack
 from tandemrt.engines.contract.contract import CacheKind, Contract, blocks_of
 from tandemrt.engines.contract.decoder import Decoder
-from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, BlockEntry, DraftEntry, MaskedEntry, SampledEntry
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, BlockEntry, DraftEntry, MaskedEntry
 from tandemrt.engines.contract.limits import MAX_DELIMITERS, DelimiterText, VocabSize
 from tandemrt.engines.contract.operators import COLLECTIVES, SCHEMAS
 from tandemrt.engines.contract.vision import VisionEntry
@@ -329,11 +329,11 @@ class Manifest(Record):
         if isinstance(draft, MaskedEntry) and draft.mask_token >= self.vocab:
             rule = f"draft.mask_token must be below vocab {quoted(self.vocab)}"
             raise reject(f"{rule}; got {quoted(draft.mask_token)}")
-        if not isinstance(draft, SampledEntry) or draft.vocab is None:
+        if (width := draft.draft_vocab) is None:
             return
-        if draft.vocab >= self.vocab:
+        if width >= self.vocab:
             rule = f"draft.vocab must be below vocab {quoted(self.vocab)}, or left out"
-            raise reject(f"{rule}; got {quoted(draft.vocab)}")
+            raise reject(f"{rule}; got {quoted(width)}")
         if TARGET_IDS not in self.files:
             raise reject(f"files must hold {TARGET_IDS} where draft.vocab is set; got none of that name")
 

@@ -84,6 +84,11 @@ class _Entry(Record):
         return self.kind
 
     @property
+    def draft_vocab(self) -> int | None:
+        """Width of the draft's logits if they cover a part of the target's vocabulary."""
+        return self.vocab if isinstance(self, SampledEntry) else None
+
+    @property
     def default_sampling(self) -> DraftSampling:
         """How the draft samples for requests that set none of SamplingParams.draft_*."""
         return self if isinstance(self, DraftSampling) else DraftSampling()

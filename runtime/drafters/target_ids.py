@@ -5,7 +5,6 @@ import numpy.typing as npt
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import TARGET_IDS
-from tandemrt.engines.contract.draft_kinds import SampledEntry
 from tandemrt.engines.validation.errors import BadBundle, clipped
 
 TargetIds = npt.NDArray[np.int32]
@@ -16,8 +15,7 @@ def read_target_ids(bundle: Bundle) -> TargetIds | None:
 
     Raises BadBundle for a file that holds anything else.
     """
-    count = bundle.draft.vocab if isinstance(bundle.draft, SampledEntry) else None
-    if count is None:
+    if (count := bundle.draft.draft_vocab) is None:
         return None
     path, rule = bundle.folder / TARGET_IDS, f"int32 [{count}], ids below {bundle.vocab}, ascending"
     try:

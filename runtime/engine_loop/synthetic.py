@@ -1,6 +1,6 @@
 """Synthetic acceptance for benchmarks: mask rows that make verification accept a given mean of drafted tokens.
 
-``accept_synthetic`` is the rule, for one row. ``num_accepted`` counts the same for many rows.
+``num_accepted`` is the rule; ``accept_synthetic`` applies it to one row with masks of its own.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tandemrt.runtime.constraints.rows import MaskRows
+from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.requests.running import RunningRequest
 
-_BITS = np.left_shift(1, range(32)).astype(np.int32)
-_WORD = (1 << 64) - 1
 _STEP = 0x9E3779B97F4A7C15
 _MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB))  # shifts and factors
 
@@ -26,20 +25,16 @@ def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int]
     which the rows from ``first`` on allow. The row of each accepted token allows that token only; the next row forbids
     its own drafted token. Returns how many tokens are accepted.
     """
-    coin = _coin(running.request.seed, len(running.tokens))
-    rate = chance = synthetic_rate(mean, running.request.num_draft_tokens)
-    count = 0
-    while count < len(tokens) and coin < chance:
-        count, chance = count + 1, chance * rate
+    rate = synthetic_rate(mean, running.request.num_draft_tokens)
+    seed, length = np.array([running.request.seed % 2**64], np.uint64), np.array([len(running.tokens)])
+    count = int(num_accepted(np.array([rate]), seed, length, np.array([len(tokens)]))[0])
     for at in range(count):
-        row, token = masks.writable(first + at), tokens[at]
-        row.fill(0)
-        row[token >> 5] = _BITS[token & 31]
+        masks.allow_only(first + at, tokens[at])
     if count < len(tokens):
         row, token = masks.writable(first + count), tokens[count]
-        row[token >> 5] &= ~_BITS[token & 31]
-        if not row[token >> 5] and not row.any():  # no other token is allowed
-            row[token >> 5] = _BITS[token & 31]
+        bitmask.forbid(row, token)
+        if not row.any():  # no other token is allowed
+            bitmask.allow(row, token)
     return count
 
 
@@ -54,8 +49,10 @@ def num_accepted(
     Args:
         rates: of each row, see ``synthetic_rate``.
         seeds, lengths: of the request, and of its text.
+
+    The uniform of a row is SplitMix64 (Steele, Lea and Flood 2014).
     """
-    bits = seeds + (lengths + 1).astype(np.uint64) * np.uint64(_STEP)  # as in _coin
+    bits = seeds + (lengths + 1).astype(np.uint64) * np.uint64(_STEP)
     for shift, factor in _MIXES:
         bits = (bits ^ bits >> np.uint64(shift)) * np.uint64(factor)
     coins = ((bits ^ bits >> np.uint64(31)) >> np.uint64(11)).astype(np.float64) / (1 << 53)
@@ -77,11 +74,3 @@ def synthetic_rate(mean: float, window: int) -> float:
         else:
             high = rate
     return low
-
-
-def _coin(seed: int, position: int) -> float:
-    """Return a uniform number in [0, 1) (SplitMix64; Steele, Lea and Flood 2014)."""
-    bits = (seed + (position + 1) * _STEP) & _WORD
-    for shift, factor in _MIXES:
-        bits = ((bits ^ bits >> shift) * factor) & _WORD
-    return ((bits ^ bits >> 31) >> 11) / (1 << 53)
