@@ -28,8 +28,7 @@ _OTHERS: Mapping[str, str] = {
     "KimiK3DSparkMLADraftModel": "its layers have latent attention",
     "Gemma4AssistantForCausalLM": "its layers read the target's KV cache",
     "Gemma4UnifiedAssistantForCausalLM": "its layers read the target's KV cache",
-    "Eagle3DeepseekV2ForCausalLM": "its layer has latent attention",
-    "DeepseekV3ForCausalLMEagle3": "its layer has latent attention (EAGLE-3.1)",
+    "DeepSeekForCausalLMEagle3": "it has TorchSpec's own names; convert it for vLLM",
     "LlamaForCausalLMEagle4": "it is an EAGLE-4 head",
     "CosyVoice3Eagle3LlamaForCausalLM": "its target writes tokens of speech",
     "MedusaModel": "its heads predict further tokens from one state (Medusa)",
@@ -145,7 +144,9 @@ def target_ids(checkpoint: Checkpoint, spec: DraftHeadSpec) -> npt.NDArray[np.in
     return ids
 
 
-def read_layers(config: Any, ignored: Collection[str] = ()) -> tuple[ModelSpec, int | None]:
+def read_layers(
+    config: Any, ignored: Collection[str] = (), families: Collection[str] = FAMILIES
+) -> tuple[ModelSpec, int | None]:
     """Read the layers of a head, without sliding windows, and the sliding window that any of them has.
 
     Tools count the window of a head in different ways, but agree for texts that fit into it.
@@ -162,9 +163,9 @@ def read_layers(config: Any, ignored: Collection[str] = ()) -> tuple[ModelSpec, 
         max_context = window
     rest = {name: value for name, value in config.items() if name not in SLIDING_FIELDS}
     spec = ModelSpec.from_hf(rest, ignored=ignored)
-    if spec.family not in FAMILIES:
+    if spec.family not in families:
         raise BadCheckpoint(
-            f"config.json: the layers of a head should be of {' or '.join(FAMILIES)}, they are of {spec.family}"
+            f"config.json: the layers of a head should be of {' or '.join(families)}, they are of {spec.family}"
         )
     return replace(spec, tied=False), max_context
 

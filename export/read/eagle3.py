@@ -13,6 +13,7 @@ from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind, Contract
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.draft_heads import (
+    FAMILIES,
     SPECULATORS_FIELDS,
     DraftHeadSpec,
     other_draft,
@@ -25,7 +26,13 @@ from tandemrt.export.read.families.common import HUNYUAN_UNUSED, HUNYUAN_VALUES
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.spec import ModelSpec
 
-FLAT = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator")
+# Heads with latent attention and an MLP (EAGLE-3.1): by vLLM, and by SpecForge.
+_LATENT_VLLM = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
+_LATENT = (*_LATENT_VLLM, "DeepseekV3ForCausalLMEagle3")
+FLAT = (
+    *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"),
+    *_LATENT,
+)
 _FLAT_PARALLEL = ("PEagleDraftModel", "PEagleSpeculator", "PeagleLlamaForCausalLM")
 _MASK_TOKENS = ("mask_token_id", "ptd_token_id")  # names of one field: of speculators and of AWS
 _SPECFORGE = "LlamaForCausalLMEagle3"  # its layers are Llama's; a model_type only names the target's family
@@ -112,12 +119,14 @@ def _of_speculators(fields: Fields, target: ModelSpec, *, parallel: bool) -> Eag
 
 def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parallel: bool) -> Eagle3Spec:
     own = {"architectures", "draft_vocab_size", "target_hidden_size", "eagle_config", "fc_norm", "norm_output"}
-    own |= {"norm_before_residual", *_MASK_TOKENS} if parallel else set()
+    own |= {*_MASK_TOKENS} if parallel else set()
     named, known = fields.get("architectures", []), _FLAT_PARALLEL if parallel else FLAT
     if not isinstance(named, list) or any(name not in known for name in named) or (parallel and not named):
         raise other_draft(named, ", ".join(known), "a P-EAGLE head" if parallel else "an EAGLE-3 head")
     of_specforge = named == [_SPECFORGE]
-    if fields.get("norm_output") is not None and not of_specforge and "norm_output" not in ignored:
+    latent, of_vllm = bool(named) and named[0] in _LATENT, bool(named) and named[0] in _LATENT_VLLM
+    own |= {"norm_before_residual"} if parallel or of_vllm else set()
+    if fields.get("norm_output") is not None and not of_specforge and not of_vllm and "norm_output" not in ignored:
         raise BadCheckpoint(
             f"config.json: norm_output is {quoted(fields.get('norm_output'))}: in SpecForge it means a norm before "
             "lm_head, in speculators that the normed state is fed back; if it is the former and true, name it in the "
@@ -126,14 +135,18 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parall
     inner = {name: value for name, value in fields.data.items() if name not in {*own, *_UNREAD}}
     if of_specforge and inner.get("model_type") in ("phi3", "qwen2"):
         inner["model_type"] = "llama"
-    layer, max_context = read_layers(inner, ignored=[name for name in ignored if name not in own])
+    if latent:
+        inner["first_k_dense_replace"] = inner.get("num_hidden_layers")  # no layer has experts
+    families = ("deepseek_v3",) if latent else FAMILIES
+    layer, max_context = read_layers(inner, [name for name in ignored if name not in own], families)
     fields.skip(*fields.data)
     modelopt = Fields(fields.get("eagle_config", {}), "config.json, eagle_config")
     for name, values in _MODELOPT.items():
         modelopt.only(name, *values)
     # ModelOpt, and SpecForge through SGLang, train on the outputs of these layers; vLLM feeds their inputs. All of them
     # concatenate features in layer order; ModelOpt's list is unordered.
-    features = tuple(sorted(_features(modelopt, "eagle_aux_hidden_state_layer_ids", target, offset=1)))
+    offset = 0 if of_vllm else 1
+    features = tuple(sorted(_features(modelopt, "eagle_aux_hidden_state_layer_ids", target, offset=offset)))
     modelopt.finish()
     return Eagle3Spec(
         layer=layer,
@@ -142,8 +155,8 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parall
         draft_vocab=fields.integer("draft_vocab_size", layer.vocab),
         norm_features=False,
         norm_each_feature=fields.flag("fc_norm", False),
-        norm_residual=parallel and fields.flag("norm_before_residual", False),
-        norm_fed_back=False,
+        norm_residual=(parallel or of_vllm) and fields.flag("norm_before_residual", False),
+        norm_fed_back=of_vllm and fields.flag("norm_output", False),
         norm_before_head=fields.flag("norm_output", True) if of_specforge else True,
         max_context=max_context,
         mask_token=_flat_mask_token(fields) if parallel else None,

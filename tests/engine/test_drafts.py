@@ -389,7 +389,7 @@ def test_a_preemption_changes_no_text_or_draft_under_the_rejection_rule(
         built.llm("paged").loop.slots.grow,
         built.llm("paged").loop._verify_inputs.write,
     )
-    params = built.asked(temperature=1.0, seed=3, max_tokens=14, rule="rejection")
+    params = built.asked(temperature=1.0, seed=3, max_tokens=20, rule="rejection")
     calls, drafted = 0, dict[int, list[int]]()
 
     def lacks_memory_once(short: int, running: RunningRequest) -> bool:

@@ -21,7 +21,7 @@ from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.mtp import MtpSpec
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.runtime.device.backends.onnxruntime.engine import OnnxRuntimeEngine
-from tests.eagle3 import Definition, Head
+from tests.eagle3 import LATENT, Definition, Head
 from tests.engine.decoding import fused
 
 CAPACITY, VOCAB, STEPS = 40, 61, 4
@@ -50,6 +50,10 @@ HEADS = {
         PLAIN, layers=3, family="qwen3", fc_norm=True, norm_output=True, norm_before_residual=True
     ),
     "two layers, four features": replace(PLAIN, layers=2, features=(7, 0, 3, 1)),
+    "latent attention, each feature normed": replace(
+        PLAIN, latent=LATENT, fc_norm=True, norm_output=True, norm_before_residual=True
+    ),
+    "two layers with latent attention": replace(PLAIN, latent=LATENT, layers=2),
     "heads of an odd size": replace(PLAIN, head_dim=8, heads=2, kv_heads=1),
 }
 
@@ -109,8 +113,10 @@ class Exported:
             begin = end
 
 
-@pytest.mark.parametrize("lowering", ["grouped", "basic"])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    ("name", "lowering"),
+    [(name, each) for name, head in HEADS.items() for each in ("grouped", "basic")[: 1 if head.latent else 2]],
+)
 def test_rounds_of_drafted_tokens_are_those_of_the_definition(tmp_path: Path, name: str, lowering: Lowering) -> None:
     head = HEADS[name]
     weights = head.weights()

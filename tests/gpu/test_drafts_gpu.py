@@ -13,6 +13,7 @@ from tandemrt import LLM
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.publish import publish
+from tests.eagle3 import LATENT as SMALL
 from tests.engine.draft_kinds import EAGLE3, KINDS, SIZES, Target
 from tests.gpu.here import needs_float8
 from tests.gpu.rounds import MIXED, SCHEMA, drive, output_of, paged, where_texts_part
@@ -21,16 +22,20 @@ from tests.makers import tiny_checkpoint, write_recipe
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 
-FLOAT8 = "eagle3 in float8"
+FLOAT8, LATENT = "eagle3 in float8", "eagle3 with latent attention"
 
 
-@pytest.fixture(scope="module", params=[*KINDS, pytest.param(FLOAT8, marks=needs_float8)])
+@pytest.fixture(scope="module", params=[*KINDS, LATENT, pytest.param(FLOAT8, marks=needs_float8)])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A bundle in bfloat16, and parameters under which many drafts are accepted."""
-    name = "eagle3" if request.param == FLOAT8 else request.param
+    name = "eagle3" if request.param in (FLOAT8, LATENT) else request.param
     kind, folder = KINDS[name], tmp_path_factory.mktemp(name)
     target = tiny_checkpoint(folder / "target", **SIZES)
-    if request.param == FLOAT8:  # its matmuls have 16 outputs, or a multiple of it
+    if request.param == LATENT:
+        widths = {**SMALL, "kv_lora_rank": 512, "qk_rope_head_dim": 64}  # the kernel's
+        replace(EAGLE3, latent=widths, fc_norm=True, norm_output=True).save(folder / "draft")
+        known = list(kind.known(folder / "draft"))
+    elif request.param == FLOAT8:  # its matmuls have 16 outputs, or a multiple of it
         whole = replace(EAGLE3, draft_vocab=16).save(folder / "whole")
         publish(whole, folder / "draft", "fp8")
         ids = load_file(whole / "model.safetensors")["d2t"] + torch.arange(16)

@@ -13,7 +13,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.draft_heads import target_ids
 from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.spec import ModelSpec
-from tests.eagle3 import Head
+from tests.eagle3 import LATENT, Head
 
 HEAD = Head(vocab=50, hidden=32, target_layers=8, draft_vocab=20, features=(2, 4, 5))
 TARGET = ModelSpec.from_hf(
@@ -71,6 +71,20 @@ def test_other_fields_of_speculators_and_modelopt_are_accepted() -> None:
     assert read(replace(HEAD, flat=True).config() | {"eagle_config": modelopt}) == read(HEAD.config())
 
 
+def test_heads_with_latent_attention_are_read_as_their_writers_mean() -> None:
+    """vLLM: inputs of layers, and the normed state is fed back. SpecForge: outputs, and neither norm is optional."""
+    vllm = replace(HEAD, latent=LATENT, fc_norm=True, norm_output=True, norm_before_residual=True).config()
+    spec = read(vllm)
+    assert spec.features == (2, 4, 5)
+    assert spec.layer.latent is not None
+    assert spec.layer.experts_of(0) is None
+    assert all((spec.norm_each_feature, spec.norm_fed_back, spec.norm_residual, spec.norm_before_head))
+    specforge = {k: v for k, v in vllm.items() if k not in ("fc_norm", "norm_output", "norm_before_residual")}
+    spec = read(specforge | {"architectures": ["DeepseekV3ForCausalLMEagle3"]})
+    assert spec.features == (3, 5, 6)
+    assert not any((spec.norm_each_feature, spec.norm_fed_back, spec.norm_residual))
+
+
 @pytest.mark.parametrize(("layers", "ids"), [(32, (2, 16, 29)), (36, (2, 18, 33)), (28, (2, 14, 25)), (8, (2, 4, 5))])
 def test_absent_feature_layers_have_the_published_default(layers: int, ids: tuple[int, ...]) -> None:
     config = HEAD.config() | {"eagle_aux_hidden_state_layer_ids": None}
@@ -126,7 +140,6 @@ def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message:
             "different layers of the target by their outputs, -1..6 (tools disagree on 7, the last layer's output)",
         ),
         ({"architectures": ["X"]}, "for an EAGLE-3 head, it is"),
-        ({"architectures": ["Eagle3DeepseekV2ForCausalLM"]}, "is not read: its layer has latent attention; choose"),
         ({"mask_token_id": 3}, "the field(s) 'mask_token_id'"),
     ],
 )
