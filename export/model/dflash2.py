@@ -6,6 +6,7 @@ The definitions are those of ``speculators`` and of z-lab's published code.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from tandemrt.export.graph.builder import GraphBuilder
@@ -51,9 +52,11 @@ class BlockConvolutions:
             at = b.constant(side * taps + tap)
             weight = b.op("Add", b.op("Gather", bases, at, axis=0), b.op("Gather", kernels, at, axis=2))
             values = tokens
-            if tap:
-                earlier = b.op("Slice", tokens, b.constant([0]), b.constant([self.block - tap]), b.constant([1]))
-                values = b.op("Pad", earlier, b.constant([0, tap, 0, 0, 0, 0, 0, 0]))
+            if tap:  # as Pad, which onnxruntime-cuda lacks in bfloat16
+                place = np.arange(self.block) - tap
+                earlier = b.op("Gather", tokens, b.constant(np.maximum(place, 0)), axis=1)
+                exists = (place >= 0).reshape(-1, 1, 1)
+                values = b.op("Mul", earlier, b.constant(exists.astype(np.float32), w.dtype))
             product = b.op("Mul", values, weight)
             total = product if total is None else b.op("Add", total, product)
         convolved = b.op("Reshape", total, b.op("Shape", x))
