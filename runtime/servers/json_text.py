@@ -7,6 +7,8 @@ from typing import Any
 
 MOST_VALUES = 1 << 16  # no other thread runs while json parses, which takes about 1 us for each
 
+encode_ascii = json.JSONEncoder(separators=(",", ":")).encode
+
 _TEXT = re.compile(r'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
 _LONE_SURROGATE = re.compile(
     r"(?:[^\\]++|\\(?:[^u]|u(?![dD][89a-fA-F])|u[dD][89abAB]..\\u[dD][c-fC-F]))*+\\u", re.DOTALL

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import random
 import threading
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 import tandemrt
 from tandemrt import LLM, Chat, SamplingParams, StreamOutput, StructuredOutputs
 from tandemrt.runtime.servers.http.async_stream import AsyncRequestStream
+from tandemrt.runtime.servers.http.connections import LimitedProtocol
 from tests.openai.client import EXAMPLES, Served, asking, endless, events
 from tests.waiting import PATIENCE_S, Clock, eventually
 from tools.demo.corpus import Example
@@ -50,6 +52,26 @@ def test_a_stream_has_the_same_text(client: openai.OpenAI, llm: LLM) -> None:
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [*[None] * (len(chunks) - 1), "stop"]
     assert (last.choices, last.usage.completion_tokens) == ([], len(expected.token_ids))
     assert len(chunks) > 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_has_the_same_text_whichever_parts_are_written_at_once(
+    client: openai.OpenAI, llm: LLM, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    expected = answer_of(llm, EXAMPLES[1], seed=7)
+    chance, at_once, write_part = random.Random(seed), [False], LimitedProtocol._write_part
+
+    def write(connection: LimitedProtocol, cycle: Any, part: bytes) -> bool:
+        at_once.append(chance.random() < seed / 3 and write_part(connection, cycle, part))
+        return at_once[-1]
+
+    monkeypatch.setattr(LimitedProtocol, "_write_part", write)
+    deltas = [
+        chunk.choices[0].delta for chunk in client.chat.completions.create(**asking(EXAMPLES[1], seed=7, stream=True))
+    ]
+    assert "".join(delta.content or "" for delta in deltas) == expected.text
+    assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == expected.reasoning
+    assert any(at_once) == (seed > 0)
 
 
 def test_thinking_can_be_disabled(client: openai.OpenAI, llm: LLM) -> None:

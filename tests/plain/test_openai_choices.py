@@ -5,6 +5,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandemrt import SamplingParams
 from tandemrt.engines.text.tokenizer import Tokenizer
@@ -13,6 +15,7 @@ from tandemrt.runtime.requests.request import RequestOutput, Speculation
 from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
 from tandemrt.runtime.servers.openai.formatters import ChatFormatter, CompletionFormatter, usage_of
 from tandemrt.runtime.servers.openai.protocol import Function, StreamOptions
+from tandemrt.runtime.servers.openai.protocols import encode_event
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.openai.token_texts import TokenText
 from tandemrt.runtime.servers.openai.tools import ToolCallSpec
@@ -277,6 +280,51 @@ def request_of(n: int, **options: bool) -> CompletionRequest:
     return CompletionRequest(
         model=None, prompt="x", params=SamplingParams(n=n), stream=True, stream_options=StreamOptions(**options)
     )
+
+
+@given(st.lists(st.tuples(st.text(min_size=1), st.booleans()), min_size=1), st.booleans())
+@pytest.mark.parametrize("kind", [CompletionFormatter, ChatFormatter])
+def test_a_chunk_that_differs_in_its_text_alone_has_the_same_json(
+    kind: type[CompletionFormatter], texts: list[tuple[str, bool]], include_usage: bool
+) -> None:
+    request = replace(request_of(2, include_usage=include_usage), request_id="same")
+    quick, slow = kind(request, "m", TOKENIZER), kind(request, "m", TOKENIZER)
+    quick._head = slow._head  # the clock may have moved on
+    for formatter in (quick, slow):
+        assert formatter.text_chunk(delta_of("first", index=1, tokens=[1])) is None
+        formatter.chunks([delta_of("first", index=1, tokens=[1])], 3)
+    assert quick.text_chunk(delta_of("first of another", tokens=[1])) is None
+    for text, is_reasoning in texts:
+        delta = delta_of("" if is_reasoning else text, index=1, reasoning=text if is_reasoning else "", tokens=[2])
+        assert quick.text_chunk(delta) == encode_event(slow.chunks([delta], 3)[0])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"params": SamplingParams(logprobs=1)},
+        {"return_token_ids": True},
+        {"tool_calls": ToolCallSpec([GET], HERMES)},
+        {"prompt_only": True},
+        {"stream_options": StreamOptions(continuous_usage_stats=True)},
+        {"stream_options": StreamOptions(include_token_sources=True)},
+    ],
+)
+def test_other_chunks_differ_in_more_than_their_text(options: dict[str, Any]) -> None:
+    formatter = ChatFormatter(replace(request_of(1), **options), "m", TOKENIZER)
+    formatter.chunks([delta_of("first ", tokens=[1])], 3)
+    assert formatter.text_chunk(delta_of("text", tokens=[2])) is None
+
+
+def test_only_text_or_reasoning_without_an_end_is_a_chunk_of_text_alone() -> None:
+    formatter = ChatFormatter(request_of(1), "m", TOKENIZER)
+    formatter.chunks([delta_of("first")], 3)
+    ended = delta_of("text", output_of("text"))
+    for delta in (delta_of("text", reasoning="more"), delta_of(tokens=[2]), ended):
+        assert formatter.text_chunk(delta) is None
+    hidden = ChatFormatter(replace(request_of(1), include_reasoning=False), "m", TOKENIZER)
+    hidden.chunks([delta_of("first")], 3)
+    assert hidden.text_chunk(delta_of(reasoning="hidden")) is None
 
 
 def test_usage_adds_all_outputs_and_counts_the_prompt_once() -> None:

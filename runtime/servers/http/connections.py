@@ -8,12 +8,12 @@ import socket
 import sys
 from collections import Counter
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from tandemrt.engines.validation.errors import BadRequest, TandemError, clipped
 from tandemrt.runtime.servers.http.config import MAX_CONNECTIONS, ServerConfig
@@ -23,6 +23,8 @@ from tandemrt.runtime.servers.openai.errors import HeaderTimeout, Overloaded, er
 MAX_REFUSED = 64  # open connections beyond the limits, which get 503, or an answer of /health
 REFUSED_TIMEOUT_S = 5.0  # for the head of a request on one of them
 HEALTH = "/health"
+WRITE_PART = "tandemrt.write_part"
+"""Extension of ASGI: writes a part of a response that has begun, at once, and returns whether it could."""
 OTHER_FILES = 256  # files that a server opens in addition to connections
 MAX_HEAD = 16 << 10  # bytes of a request's head
 _RECEIVED = memoryview(bytearray(16 << 10))  # what one call parses; shared, because a call ends before the next begins
@@ -122,8 +124,19 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def handle_events(self) -> None:
         super().handle_events()
+        if self.cycle is not None:
+            extensions: Any = {WRITE_PART: partial(self._write_part, self.cycle)}
+            self.cycle.scope["extensions"] = extensions
         self._watch_head()
         self._watch_leaving()
+
+    def _write_part(self, cycle: RequestResponseCycle, part: bytes) -> bool:
+        """See WRITE_PART. It cannot while the client has not taken the part before it."""
+        waits = self.flow.write_paused or cycle.disconnected
+        if waits or cycle.response_complete or not cycle.response_started:
+            return False
+        self.transport.write(self.conn.send(h11.Data(data=part)) or b"")
+        return True
 
     def send_400_response(self, msg: str) -> None:
         """Answer bytes that are no HTTP request. uvicorn calls this while it handles the error."""

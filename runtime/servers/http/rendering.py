@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.request import RequestOutput
+from tandemrt.runtime.servers.openai.formatters import CompletionFormatter
 from tandemrt.runtime.servers.openai.protocols import Endpoint, Formatter, encode_event
 from tandemrt.runtime.servers.request_stream import OutputDelta
 from tandemrt.runtime.workers.clients import Client
@@ -45,6 +46,14 @@ class AnswerWriter:
         return await render(
             self.threads, self.client, values, lambda: encode(self.formatter.complete(outputs)).encode()
         )
+
+    def text_event(self, delta: OutputDelta) -> bytes | None:
+        """Return the event of a short ``delta`` that differs from earlier ones in its text alone, else None."""
+        size = len(delta.text) + len(delta.reasoning)
+        if not isinstance(self.formatter, CompletionFormatter) or values_of_text(size) > SMALL:
+            return None
+        chunk = self.formatter.text_chunk(delta)
+        return None if chunk is None else f"data: {chunk}\n\n".encode()
 
     async def events(self, deltas: Sequence[OutputDelta], prompt_tokens: int) -> bytes:
         """Return the events of a stream for ``deltas``."""

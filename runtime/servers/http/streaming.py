@@ -1,7 +1,7 @@
 """Send answers in parts, each of which waits until the client has taken the one before it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, MutableMapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from tandemrt.engines.validation.errors import TandemError
 from tandemrt.runtime.servers.http.async_stream import AsyncAnswer
 from tandemrt.runtime.servers.http.body import BodyShare
+from tandemrt.runtime.servers.http.connections import WRITE_PART
 from tandemrt.runtime.servers.http.rendering import AnswerWriter
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
@@ -56,20 +57,32 @@ class EventStream(StreamingResponse):
         resources: ExitStack,
     ) -> None:
         self._stream = stream
+        self._writer = writer
         self._resources = resources
-        parts = _event_parts(stream, first, writer, share)
+        self._write_part: Callable[[bytes], bool] = lambda _: False
+        parts = _event_parts(stream, first, writer, share, self._write)
         super().__init__(parts, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._write_part = scope.get("extensions", {}).get(WRITE_PART, self._write_part)
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._stream.cancel()
             self._resources.close()
 
+    def _write(self, delta: OutputDelta) -> bool:
+        """Write the event of ``delta`` at once; return False if it cannot be."""
+        event = self._writer.text_event(delta)
+        return event is not None and self._write_part(event)
+
 
 async def _event_parts(
-    stream: AsyncAnswer, first: Sequence[OutputDelta], writer: AnswerWriter, share: BodyShare
+    stream: AsyncAnswer,
+    first: Sequence[OutputDelta],
+    writer: AnswerWriter,
+    share: BodyShare,
+    write: Callable[[OutputDelta], bool],
 ) -> AsyncIterator[bytes]:
     deltas, before = first, share.size
     try:
@@ -81,7 +94,7 @@ async def _event_parts(
             share.keep(before)
             if writer.formatter.finished:
                 break
-            deltas = await stream.next()
+            deltas = await stream.next(write)
     except TandemError as error:
         yield writer.endpoint.failure(error).encode()
     else:

@@ -79,6 +79,10 @@ class CompletionChoice:
             choices[0]["token_sources"], self._pending_sources = self._pending_sources, []
         return choices
 
+    def text_choice(self, text: str, *, is_reasoning: bool) -> dict[str, Any]:
+        """Return the choice of a chunk that has only ``text``, after the first one."""
+        return self._choice("", text) if is_reasoning else self._choice(text, "")
+
     def _finish(self, output: RequestOutput) -> dict[str, Any]:
         finish: dict[str, Any] = {
             "finish_reason": self._answer.finish_reason(output),

@@ -16,10 +16,13 @@ from tandemrt.engines.text.tokenizer import Tokenizer
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.prompt import Prompt
 from tandemrt.runtime.requests.request import RequestOutput, Speculation
+from tandemrt.runtime.servers.json_text import encode_ascii
 from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.openai.token_texts import token_text
 from tandemrt.runtime.servers.request_stream import OutputDelta
+
+_TEXT = "\0text\0"  # stands for the text of a chunk
 
 
 class CompletionFormatter:
@@ -55,6 +58,17 @@ class CompletionFormatter:
             for at, echo in enumerate(echoes)
             for index in range(request.params.n)
         ]
+        self._texts_alone = not (  # whether chunks may differ in their texts alone
+            request.prompt_only
+            or request.return_token_ids
+            or request.tool_calls is not None
+            or request.params.logprobs is not None
+            or self._usage.continuous_usage_stats
+            or self._usage.include_token_sources
+        )
+        self._around: dict[
+            tuple[int, bool], list[str]
+        ] = {}  # what precedes, separates and follows texts; see text_chunk
         self._tokens = 0  # of all outputs so far
         self._outputs: dict[int, RequestOutput] = {}  # finished ones
 
@@ -68,6 +82,16 @@ class CompletionFormatter:
     def chunks(self, deltas: Sequence[OutputDelta], prompt_tokens: int) -> list[dict[str, Any]]:
         """Return the stream chunks for ``deltas``. The usage, if requested, follows the last chunk of all outputs."""
         return [chunk for delta in deltas for chunk in self._chunks(delta, prompt_tokens)]
+
+    def text_chunk(self, delta: OutputDelta) -> str | None:
+        """Return the JSON of the chunk of ``delta`` if it differs from earlier ones in its text alone, else None.
+
+        Such a chunk is no part of ``chunks``. It takes a small part of the time.
+        """
+        around = self._around.get((delta.index, delta.text == ""))
+        if around is None or delta.output is not None or (delta.text == "") == (delta.reasoning == ""):
+            return None
+        return encode_ascii(delta.text or delta.reasoning).join(around)
 
     def _shown(self, output: RequestOutput) -> RequestOutput:
         """Return the part of an output that the response contains."""
@@ -94,8 +118,11 @@ class CompletionFormatter:
         choices = self._choices[delta.index].chunks(delta)
         total = usage_of([self._outputs[index] for index in range(len(self._choices))]) if self.finished else None
         so_far = total or _token_counts(prompt_tokens, self._tokens)
-        more = {"usage": so_far if self._usage.continuous_usage_stats else None} if self._has_usage else {}
-        chunks = [{**self._head, "object": self.chunk_object, "choices": [choice], **more} for choice in choices]
+        chunks = [self._chunk(choice, so_far) for choice in choices]
+        if self._texts_alone and choices and (delta.index, False) not in self._around:
+            for is_reasoning in (False, True) if self._include_reasoning else (False,):
+                example = self._chunk(self._choices[delta.index].text_choice(_TEXT, is_reasoning=is_reasoning), so_far)
+                self._around[delta.index, is_reasoning] = encode_ascii(example).split(encode_ascii(_TEXT))
         if chunks:
             chunks[0] |= self._warnings  # in the first chunk of the stream only
             self._warnings = {}
@@ -103,6 +130,10 @@ class CompletionFormatter:
             figures = {"usage": total, "metrics": metrics_of([*self._outputs.values()])}
             chunks.append({**self._head, "object": self.chunk_object, "choices": [], **figures})
         return chunks
+
+    def _chunk(self, choice: dict[str, Any], usage: dict[str, Any]) -> dict[str, Any]:
+        more = {"usage": usage if self._usage.continuous_usage_stats else None} if self._has_usage else {}
+        return {**self._head, "object": self.chunk_object, "choices": [choice], **more}
 
     @property
     def _has_usage(self) -> bool:

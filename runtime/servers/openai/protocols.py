@@ -1,6 +1,5 @@
 """The endpoints that generate: how each reads a request, and writes responses, events and errors."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -10,6 +9,7 @@ from tandemrt.runtime.requests.request import RequestOutput
 from tandemrt.runtime.servers.anthropic.answer import MessageFormatter
 from tandemrt.runtime.servers.anthropic.errors import anthropic_error
 from tandemrt.runtime.servers.anthropic.request import parse_messages_request
+from tandemrt.runtime.servers.json_text import encode_ascii
 from tandemrt.runtime.servers.openai.errors import error_body
 from tandemrt.runtime.servers.openai.formatters import ChatFormatter, CompletionFormatter
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_chat, parse_completion
@@ -17,7 +17,7 @@ from tandemrt.runtime.servers.openai.responses_answer import ResponsesFormatter,
 from tandemrt.runtime.servers.openai.responses_request import parse_responses
 from tandemrt.runtime.servers.request_stream import OutputDelta
 
-encode_event = json.JSONEncoder(separators=(",", ":")).encode  # ASCII: some clients end a line at U+2028
+encode_event = encode_ascii  # some clients end a line at U+2028
 
 
 class Formatter(Protocol):
