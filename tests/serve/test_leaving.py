@@ -131,7 +131,7 @@ def test_reloading_under_load_ends_the_old_processes_and_frees_their_memory(
     for client in clients:
         client.start()
     try:
-        for _ in range(3):
+        for _ in range(2):
             assert eventually(lambda: passing.metrics().get("tandemrt_requests_running", 0) > 0)
             old = _processes(server, "passing")
             _control(server, "unload")

@@ -25,8 +25,8 @@ def test_32_clients_with_mixed_parameters_each_get_the_python_apis_text(demo: Cl
     """Half over HTTP, half over gRPC, half of each as a stream. The metrics count exactly these answers."""
     before = demo.metrics()
     with ThreadPoolExecutor(CLIENTS) as pool:
-        answers = list(pool.map(lambda at: ask(demo, at), range(2 * CLIENTS)))
-    expected = [expect(llm, at) for at in range(2 * CLIENTS)]
+        answers = list(pool.map(lambda at: ask(demo, at), range(CLIENTS)))
+    expected = [expect(llm, at) for at in range(CLIENTS)]
     assert [answer["text"] for answer in answers] == [output.text for output in expected]
     for at, output in enumerate(expected):
         if at % 2 and output.stop_reason in llm.bundle.stop_ids:
