@@ -1,11 +1,21 @@
 """The contract of graph passes: what they require, ensure and count."""
 
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
+import torch
 
 from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.validation.errors import InternalError
+from tandemrt.export.compile.graph_contract import differences
 from tandemrt.export.graph.builder import LIBRARY, GraphBuilder
+from tandemrt.export.passes.basic_operators import expand_operators
+from tandemrt.export.passes.batch_invariance import make_batch_invariant
 from tandemrt.export.passes.deferred_scales import defer_scales
 from tandemrt.export.passes.graph_pass import GraphPass, Pipeline, nodes_in_order, values_typed
 from tandemrt.plugins.operators.constants import DOMAIN
@@ -94,3 +104,47 @@ def test_a_node_before_the_one_it_reads_and_a_value_without_a_shape_are_found() 
     assert "RMSNormalization reads Add before" in str(nodes_in_order(model))
     first.outputs[0].shape = None
     assert values_typed(model) == "Add has no dtype or no shape"
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_the_sum_of_a_few_numbers_becomes_additions_of_all(count: int) -> None:
+    b = GraphBuilder("g")
+    x = b.input(Binding("x", "float32", ("tokens", count)))
+    b.output(Binding("y", "float32", ("tokens", 1)), b.op("ReduceSum", x, b.constant([-1]), keepdims=1))
+    model = b.model()
+    assert make_batch_invariant(model) == 1
+    assert "ReduceSum" not in {node.op_type for node in model.graph}
+    rows = np.arange(2 * count, dtype=np.float32).reshape(2, count)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    [sums] = session.run(None, {"x": rows})
+    assert sums.tolist() == rows.sum(1, keepdims=True).tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_a_gelu_of_basic_operators_has_the_dtype_of_its_input(dtype: str, approximate: str) -> None:
+    b = GraphBuilder("g")
+    x = b.input(Binding("x", dtype, ("tokens", 4)))
+    b.output(Binding("y", dtype, ("tokens", 4)), b.op("Gelu", x, approximate=approximate))
+    model = b.model()
+    assert expand_operators(model) == 1
+    values = np.linspace(-3, 3, 8, dtype=dtype).reshape(2, 4)
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), providers=["CPUExecutionProvider"])
+    [result] = session.run(None, {"x": values})
+    expected = torch.nn.functional.gelu(torch.tensor(values, dtype=torch.float32), approximate=approximate)
+    assert result.dtype == dtype
+    np.testing.assert_allclose(result.astype(np.float32), expected.numpy(), atol=1e-6 if dtype == "float32" else 2e-3)
+
+
+def test_a_graph_file_is_compared_with_inputs_and_outputs_of_its_contract(tmp_path: Path) -> None:
+    graph = add_graph()
+    ir.save(graph, tmp_path / "g.onnx")
+    one, two, y = (Binding(name, "float32", ("tokens", 4)) for name in ("a", "b", "y"))
+    assert differences(tmp_path / "g.onnx", Contract((one, two), (y,))) == []
+    for inputs, outputs in (
+        ((one,), (y,)),
+        ((one, two), (replace(y, dtype="float16"),)),
+        ((one, two), (y, replace(y, name="z"))),
+        ((one, replace(two, shape=("tokens", 5))), (y,)),
+    ):
+        assert len(differences(tmp_path / "g.onnx", Contract(inputs, outputs))) == 1

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Backend
 
 from tandemrt import Chat
+from tandemrt.engines.text.chat_template import call_without_object
 from tandemrt.engines.text.control_tokens import MARKS, ControlText, control_tokens
 from tandemrt.engines.text.tokenizer import Tokenizer, load_tokenizer, open_tokenizer
 from tandemrt.engines.validation.errors import BadRequest
@@ -314,3 +315,12 @@ def test_a_template_may_come_from_a_file(tmp_path: Path) -> None:
     file.write_bytes(b"\xff")
     with pytest.raises(BadRequest, match="chat_template: must be a file with a template, in UTF-8"):
         load_tokenizer(folder, chat_template=str(file))
+
+
+def test_a_call_without_an_object_is_found_in_any_message() -> None:
+    bad: dict[str, Any] = {"function": {"name": "f", "arguments": "no object"}}
+    good: dict[str, Any] = {"function": {"name": "f", "arguments": "{}"}}
+    for calls in ([[bad], [good]], [[good, bad], []], [[], [good], [bad]]):
+        messages = [{"role": "assistant", "content": "", "tool_calls": each} for each in calls]
+        assert call_without_object(messages) == bad
+    assert call_without_object([{"role": "assistant", "tool_calls": [good]}, {"role": "user"}]) is None

@@ -200,3 +200,15 @@ def test_a_tensor_is_read_only_with_its_own_shape_and_dtype(folder, name, shape,
     else:
         with pytest.raises(BadCheckpoint, match=rf"tensor '{name}' should be .*, it is {stored}$"):
             checkpoint.read(name, shape, dtypes)
+
+
+def test_a_tensor_without_elements_may_begin_where_the_next_one_does(tmp_path):
+    header = {
+        "whole": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+        "empty": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]},
+    }
+    (tmp_path / "model.safetensors").write_bytes(with_header(header, b"\0" * 4))
+    assert {name: tensor.nbytes for name, tensor in read_header(tmp_path / "model.safetensors").items()} == {
+        "whole": 4,
+        "empty": 0,
+    }

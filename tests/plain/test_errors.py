@@ -100,3 +100,13 @@ def test_a_client_sees_whether_it_may_send_a_request_again(error: type[Exception
     """Clients of OpenAI send it again after 429 and 5xx; the code tells the reason."""
     failure = error("text")
     assert (status_of(failure).status, error_body(failure)["error"]["code"]) == (status, code)
+
+
+class Unread:
+    def __repr__(self) -> str:
+        raise AssertionError("a part that no quote shows must not be formatted")
+
+
+@pytest.mark.parametrize("kind", [list, tuple, lambda values: dict(enumerate(values))])
+def test_parts_beyond_what_a_quote_shows_are_not_formatted(kind: Callable[..., Any]) -> None:
+    assert len(quoted(kind([1] * 1000 + [Unread()]))) == QUOTED

@@ -13,7 +13,7 @@ from tandemrt.export.read.families import renamed
 from tandemrt.export.read.families.registry import FAMILIES
 from tandemrt.export.read.layer import ClampedSwiglu, Experts, Skip
 from tandemrt.export.read.spec import ModelSpec
-from tandemrt.export.read.vision_language import VISION_LANGUAGE, text_config
+from tandemrt.export.read.vision_language import VISION_LANGUAGE, text_config, vision_language
 from tests.plain.published_experts import PUBLISHED as PUBLISHED_EXPERTS
 from tests.plain.published_parallel import PUBLISHED as PUBLISHED_PARALLEL
 from tests.plain.published_renamed import PUBLISHED as PUBLISHED_RENAMED
@@ -1028,3 +1028,21 @@ def test_longrope_selects_factors_by_the_longest_served_text():
     assert all(a > b for a, b in zip(short.frequencies[1:], long.frequencies[1:], strict=True))
     assert short.magnitude == long.magnitude > 1
     assert ModelSpec.from_hf(config).rope == long
+
+
+def test_values_by_layer_of_hunyuan_must_be_equal():
+    config = AutoConfig.for_model("hunyuan_v1_moe", num_hidden_layers=3, moe_topk=2, num_experts=4).to_dict()
+    config["architectures"] = ["HunYuanMoEV1ForCausalLM"]
+    config["moe_intermediate_size"] = config["intermediate_size"]
+    spec = ModelSpec.from_hf(config)
+    assert ModelSpec.from_hf(config | {"moe_topk": [2] * 3, "num_experts": [4] * 4}) == spec
+    for other in ([2, 2, 3], [2, 3, 2], [2, 2], [], [2.0] * 3, 0):
+        with pytest.raises(BadCheckpoint, match="moe_topk should be an integer of at least 1, the same in every layer"):
+            ModelSpec.from_hf(config | {"moe_topk": other})
+
+
+def test_a_config_with_two_architectures_is_no_vision_language_model():
+    name = next(iter(VISION_LANGUAGE))
+    assert vision_language({"architectures": [name]}) == name
+    for others in ([name, name], [], name, None, ["LlamaForCausalLM"]):
+        assert vision_language({"architectures": others}) is None

@@ -791,3 +791,25 @@ def test_one_of_counts_the_branches_that_hold_for_names_that_are_not_written():
     assert not jsonschema.Draft202012Validator(schema).is_valid({"a": 1, "b": 1})
     with pytest.raises(BadRequest, match="no finite text fits"):
         grammar_of(schema)
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": ["null", "integer"], "not": {"const": None}}, "1", "null"),
+        ({"type": ["boolean", "integer"], "not": {"const": True}}, "false", "true"),
+        ({"not": {"enum": [None, 1, "a", True]}}, "2", "null"),
+    ],
+)
+def test_an_excluded_value_is_never_written(schema, good, bad):
+    grammar = grammar_of(schema)
+    assert accepts(grammar, good)
+    assert not accepts(grammar, bad)
+
+
+def test_bounds_close_together_are_rejected_by_the_narrower_of_each_end():
+    low, high = 2**54, 2**55
+    for near in ({"exclusiveMinimum": high - 4}, {"exclusiveMaximum": low + 4}):
+        with pytest.raises(BadRequest, match="below the maximum"):
+            grammar_of({"type": "integer", "minimum": low, "maximum": high, **near})
+    assert accepts(grammar_of({"type": "integer", "minimum": low, "maximum": high}), str(low + 2**52))

@@ -218,3 +218,25 @@ def test_joining_full_slots_raises() -> None:
     with pytest.raises(InternalError, match="slots: all 1 are taken"):
         slots.join(make_queued())
     assert len(slots) == 1
+
+
+def test_all_listeners_leave_although_several_raise() -> None:
+    class Leaving:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def join(self, running: RunningRequest) -> None: ...
+
+        def leave(self, slot: int) -> None:
+            left.append((self.name, slot))
+            raise RuntimeError(self.name)
+
+    left = list[tuple[str, int]]()
+    room = LinearCacheManager(0)
+    slots = Slots(2, room, [Leaving("first"), Leaving("second")], num_draft_tokens=0)
+    slots.join(make_queued())
+    with pytest.raises(RuntimeError):
+        slots.leave(0)
+    assert left == [("first", 0), ("second", 0)]
+    assert len(slots) == 0
+    assert slots.join(make_queued()).slot == 0

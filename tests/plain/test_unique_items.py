@@ -424,3 +424,15 @@ def test_a_json_part_with_unique_items_must_begin_after_a_text_that_decides_it()
     tag = {"type": "tag", "begin": "@", "content": json_part({"type": "string"}), "end": "@"}
     with pytest.raises(BadRequest, match="uniqueItems: the text before a JSON part must decide that it begins"):
         compiled_tags({"type": "sequence", "elements": [{"type": "optional", "content": tag}, part]})
+
+
+@pytest.mark.parametrize("token", [b" 1]", b"\n1]"])
+def test_a_token_that_begins_with_white_space_repeats_no_item(token):
+    vocabulary = Vocabulary((*(bytes([byte]) for byte in range(256)), token, b""), frozenset([257]), 258)
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True}
+    grammar = GrammarCompiler(vocabulary, [257]).compile("json", json.dumps(enforceable(schema)), whitespace="any")
+    for begun, allowed in ((b"[2,", True), (b"[1,", False)):
+        matcher, row = grammar.matcher(), np.zeros(9, np.int32)
+        assert all(map(matcher.accept, begun))
+        matcher.fill_row(row)
+        assert bitmask.allows(row, 256) == allowed
