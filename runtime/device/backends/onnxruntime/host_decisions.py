@@ -201,21 +201,25 @@ def _most_likely(logits: _Logits, words: _Words) -> int | None:
     -1: no token is allowed. None: there is infinity or NaN, which cannot be chosen.
     """
     best = int(logits.argmax())
-    if int(words[best >> 5]) >> (best & 31) & 1:  # the usual case, also with a grammar
-        if -np.inf < logits[best] < np.inf:
-            return best
-    elif not words.any():
+    is_allowed = int(words[best >> 5]) >> (best & 31) & 1  # the usual case, also with a grammar
+    if is_allowed and -np.inf < logits[best] < np.inf:
+        return best
+    allowed = _bits(words, len(logits)).nonzero()[0]  # a grammar mostly allows few, so they are gathered
+    if not len(allowed):
         return -1
-    scores = _allowed(logits, words)
+    scores = logits[allowed]
     best = int(scores.argmax())
     if not scores[best] < np.inf:
         return None
-    return best if scores[best] > -np.inf else -1
+    return int(allowed[best]) if scores[best] > -np.inf else -1
 
 
 def _allowed(logits: _Logits, words: _Words) -> _Logits:
     """Return the logits with -inf for tokens whose bit in ``words`` is 0."""
     if (words == -1).all():
         return logits
-    allowed = np.unpackbits(words.view(np.uint8), bitorder="little", count=len(logits)).view(np.bool_)
-    return np.where(allowed, logits, np.float32(-np.inf))
+    return np.where(_bits(words, len(logits)), logits, np.float32(-np.inf))
+
+
+def _bits(words: _Words, count: int) -> npt.NDArray[np.bool_]:
+    return np.unpackbits(words.view(np.uint8), bitorder="little", count=count).view(np.bool_)
