@@ -3,8 +3,8 @@
 import atexit
 import gc
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from importlib import import_module
 from threading import Thread
@@ -53,6 +53,7 @@ def serve(
     if not ray:
         _import_for_gpu(models, options)
     try:
+        from tandemrt.runtime.llm.llm import collected_later
         from tandemrt.runtime.servers.batch.routes import batch_routes
         from tandemrt.runtime.servers.http.access_log import log_to_stderr
         from tandemrt.runtime.servers.http.addresses import bind
@@ -81,12 +82,13 @@ def serve(
             raise BadRequest(f"--trace: follows one bundle, received it with {len(folders)}; serve each by itself")
         for folder in folders.values():
             options.require_fit(Bundle.read(folder).limits)
-        stack.enter_context(_collected_later())
+        stack.callback(gc.unfreeze)
+        stack.enter_context(collected_later())
         atexit.register(gc.freeze)  # else the interpreter collects all objects at its exit, for seconds under load
         console = Console()
 
         def on_ready(address: str) -> None:
-            gc.freeze()
+            gc.freeze()  # later collections would read all that the start has made, which takes 0.4 s
             gc.enable()
             page = address.removesuffix("v1")
             console.print(f"serving {', '.join(folders)} at {address}; chat: {page}", soft_wrap=True, highlight=False)
@@ -116,17 +118,3 @@ def _import_for_gpu(models: Sequence[str], options: RuntimeOptions) -> None:
             if Bundle.read(model.rpartition("=")[2]).device(options.device) != "cpu":
                 Thread(target=run, name="tandemrt-import").start()
                 return
-
-
-@contextmanager
-def _collected_later() -> Iterator[None]:
-    """Pause garbage collection for a start. Almost all that a start makes lives as long as the server.
-
-    The caller freezes it when the server is ready: later collections would read all of it, which takes 0.4 s.
-    """
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        gc.enable()

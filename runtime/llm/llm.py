@@ -1,9 +1,10 @@
 """The Python interface: open a bundle, generate, stream."""
 
+import gc
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from inspect import Parameter
@@ -88,16 +89,17 @@ class LLM:
         self._trace = _trace_file(trace)
         folder = bundle_folder(bundle, BuildOptions(max_model_len, dtype, draft))
         reading = begun(partial(read_tokenizer, folder / TOKENIZER))  # the longest part of an opening on a CPU
-        self.bundle = Bundle.open(folder)
-        chosen.require_fit(self.bundle.limits)
-        self.tokenizer, loop, tower = _open(self.bundle, chosen, reading)
-        self._admission = Admission(
-            self.bundle,
-            self.tokenizer,
-            chosen,
-            num_draft_tokens=loop.draft_windows.largest,
-            tower=tower,
-        )
+        with collected_later():
+            self.bundle = Bundle.open(folder)
+            chosen.require_fit(self.bundle.limits)
+            self.tokenizer, loop, tower = _open(self.bundle, chosen, reading)
+            self._admission = Admission(
+                self.bundle,
+                self.tokenizer,
+                chosen,
+                num_draft_tokens=loop.draft_windows.largest,
+                tower=tower,
+            )
         self.recorder = None if self._trace is None else _new_recorder()
         self._metrics = loop.metrics
         self._metrics.listener = None if self.recorder is None else self.recorder.span
@@ -346,6 +348,18 @@ class LLM:
                 if not waiting.request.scores_prompt:
                     self.recorder.follow(waiting.request)
         return queued
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Pause garbage collection while models open: almost all that they make lives as long as they do."""
+    pauses = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if pauses:
+            gc.enable()
 
 
 def _open(
