@@ -1,7 +1,7 @@
 """JSON lines between the driver and the process of an engine. Needs only Python.
 
-A worker opens its engine, generates one token and reports its memory. Then it answers requests one by one, each with
-seconds and tokens.
+A worker opens its engine and its tokenizer, which every text needs, generates one token and reports its memory. Then it
+answers requests one by one, each with seconds and tokens.
 """
 
 import json

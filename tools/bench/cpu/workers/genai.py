@@ -14,6 +14,7 @@ class GenAI:
         options = {"session_options": {"intra_op_num_threads": threads}}
         config.overlay(json.dumps({"model": {"decoder": options}}))
         self._model = og.Model(config)
+        self._tokenizer = og.Tokenizer(self._model)
 
     def generate(self, prompts: list[list[int]], tokens: int, *, schema: str, speculate: bool) -> list[list[int]]:
         length = len(prompts[0])

@@ -1,7 +1,7 @@
 """transformers in eager mode."""
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tools.bench.cpu.protocol import Unable, serve
 
@@ -10,6 +10,7 @@ class Transformers:
     def __init__(self, model: str, threads: int) -> None:
         torch.set_num_threads(threads)
         self._model = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+        self._tokenizer = AutoTokenizer.from_pretrained(model)
 
     def generate(self, prompts: list[list[int]], tokens: int, *, schema: str, speculate: bool) -> list[list[int]]:
         if schema:
