@@ -25,7 +25,7 @@ from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 Progress = Callable[[str, int, int], None]  # phase, steps done, steps in all
 # Operators whose target is batch-invariant only if a recipe requires it, and why (docs/invariance.md)
 _ON_REQUEST = {
-    **dict.fromkeys(EXPERTS, "rounds of many requests through experts would be slower"),
+    **dict.fromkeys(set(EXPERTS) - {"experts"}, "short prompts through quantized experts would be slower"),
     "int4_matmul": "short prompts through 4-bit weights would be slower",
     "int8_matmul": "short prompts through 8-bit weights would be slower",
     "float4_matmul": "short prompts through 4-bit weights would be slower",

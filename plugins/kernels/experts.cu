@@ -1,13 +1,11 @@
 // experts: a mixture of experts, in four launches: routing; gate and up with their activation; down; the sum.
 //
 // Pairs (row, choice) are sorted by expert; a shared expert is one more choice of every row. An item is up to 32 pairs
-// of one expert. A block takes an item and some outputs, and reads their weights once for all of its pairs. The sizes
-// alone determine how warps share the inputs, so a pair's result does not depend on the other pairs. Only the device
-// knows the number of items: as many blocks as run at a time take one unit after another, the units of an expert side
-// by side.
+// of one expert, whose weights are read once for all of them. A pair's result does not depend on the other pairs. Only
+// the device knows the number of items: as many blocks as run at a time take one unit after another.
 
 #include "experts_matmuls.cuh"
-#include "experts_resident.cuh"
+#include "experts_ordered.cuh"
 #include "experts_route.cuh"
 #include "variants.cuh"
 
@@ -16,9 +14,9 @@ constexpr int FEW_PAIRS = 1024;  // pairs that one launch chooses and places
 
 template <class T>
 __device__ void route_few(const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
-                          int shared_columns, const typename T::Element* factors, float* weights, int* order,
+                          int shared_columns, const typename T::Element* factors, int most, float* weights, int* order,
                           int* places, int* ends, int4* items, int* item_count) {
-    __shared__ __align__(16) int ids[FEW_PAIRS];
+    __align__(16) __shared__ int ids[FEW_PAIRS];
     __shared__ float unread[FEW_PAIRS];
     begin_next();
     wait_for_previous();
@@ -29,7 +27,7 @@ __device__ void route_few(const typename T::Element* logits, int rows, int exper
         choose<T>(of_row, experts, per_token, normalized, shared, factors, ids + row * choices, to);
     }
     __syncthreads();
-    place(ids, rows * choices, experts + shared, order, places, ends, items, item_count);
+    place(ids, rows * choices, experts + shared, most, order, places, ends, items, item_count);
 }
 
 template <class T>
@@ -100,6 +98,8 @@ __device__ void sum_places(const typename T::Element* given, const int* places, 
                            typename T::Element* mixed) {
     using Element = typename T::Element;
     constexpr int WIDE = 16 / sizeof(Element);  // elements that a thread reads at once
+    begin_next();
+    wait_for_previous();
     i64 row = blockIdx.x;
     int at = WIDE * (blockIdx.y * blockDim.x + threadIdx.x);
     if (at >= hidden) return;
@@ -132,35 +132,22 @@ __device__ void sum_places(const typename T::Element* given, const int* places, 
     using Element_##NAME = T::Element;                                                                                 \
     extern "C" __global__ void __launch_bounds__(ROUTE_THREADS)                                                        \
         route_few_##NAME(const Element_##NAME* logits, int rows, int experts, int per_token, int normalized,           \
-                         int shared_columns, const Element_##NAME* factors, float* weights, int* order, int* places,   \
-                         int* ends, int4* items, int* item_count) {                                                    \
-        route_few<T>(logits, rows, experts, per_token, normalized, shared_columns, factors, weights, order, places,    \
-                     ends, items, item_count);                                                                         \
+                         int shared_columns, const Element_##NAME* factors, int most, float* weights, int* order,      \
+                         int* places, int* ends, int4* items, int* item_count) {                                       \
+        route_few<T>(logits, rows, experts, per_token, normalized, shared_columns, factors, most, weights, order,      \
+                     places, ends, items, item_count);                                                                 \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         choose_##NAME(const Element_##NAME* logits, int rows, int experts, int per_token, int normalized,              \
                       int shared_columns, const Element_##NAME* factors, int* ids, float* weights) {                   \
         choose_rows<T>(logits, rows, experts, per_token, normalized, shared_columns, factors, ids, weights);           \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS) place_##NAME(                                          \
-        const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items, int* item_count) {    \
+    extern "C" __global__ void __launch_bounds__(ROUTE_THREADS)                                                        \
+        place_##NAME(const int* ids, int pairs, int experts, int most, int* order, int* places, int* ends,             \
+                     int4* items, int* item_count) {                                                                   \
         begin_next();                                                                                                  \
         wait_for_previous();                                                                                           \
-        place(ids, pairs, experts, order, places, ends, items, item_count);                                            \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) gate_up_##NAME(                                  \
-        const Element_##NAME* x, const Element_##NAME* weight, const int* order, const int4* items,                    \
-        const int* item_count, int hidden, int width, int per_token, const Element_##NAME* bias, int interleaved,      \
-        float alpha, float cubic, float limit, float offset, Element_##NAME* activated) {                              \
-        Activation<T> activation{bias, interleaved, alpha, cubic, limit, offset};                                      \
-        gate_up(x, weight, Unquantized<T>{}, order, items, item_count, hidden, width, per_token, activation,           \
-                activated);                                                                                            \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>)                                                  \
-        down_##NAME(const Element_##NAME* activated, const Element_##NAME* weight, const int* order,                   \
-                    const int4* items, const int* item_count, const float* weights, int hidden, int width,             \
-                    const Element_##NAME* bias, float* parts) {                                                        \
-        down(activated, weight, Unquantized<T>{}, order, items, item_count, weights, hidden, width, bias, parts);      \
+        place(ids, pairs, experts, most, order, places, ends, items, item_count);                                      \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(THREADS)                                                              \
         sum_##NAME(const float* parts, int per_token, int hidden, Element_##NAME* mixed) {                             \
@@ -181,15 +168,37 @@ __device__ void sum_places(const typename T::Element* given, const int* places, 
         sum_places<T>(given, places, shares, ends, experts, bias, per_token, hidden, mixed);                           \
     }
 
-#define RESIDENT(NAME, T)                                                                                          \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1) gate_up_resident_##NAME(                              \
-        const u16* x, const u16* weight, const int* order, const int4* items, const int* item_count, int hidden,   \
-        int width, int per_token, const u16* bias, int interleaved, float alpha, float cubic, float limit,         \
-        float offset, u16* activated) {                                                                            \
-        Activation<T> activation{bias, interleaved, alpha, cubic, limit, offset};                                  \
-        gate_up_resident<T>(x, weight, order, items, item_count, hidden, width, per_token, activation, activated); \
+#define STREAMED(NAME, T)                                                                                         \
+    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>) gate_up_##NAME(                             \
+        const Element_##NAME* x, const Element_##NAME* weight, const int* order, const int4* items,               \
+        const int* item_count, int hidden, int width, int per_token, const Element_##NAME* bias, int interleaved, \
+        float alpha, float cubic, float limit, float offset, Element_##NAME* activated) {                         \
+        Activation<T> activation{bias, interleaved, alpha, cubic, limit, offset};                                 \
+        gate_up(x, weight, Unquantized<T>{}, order, items, item_count, hidden, width, per_token, activation,      \
+                activated);                                                                                       \
+    }                                                                                                             \
+    extern "C" __global__ void __launch_bounds__(THREADS, AT_ONCE<T>)                                             \
+        down_##NAME(const Element_##NAME* activated, const Element_##NAME* weight, const int* order,              \
+                    const int4* items, const int* item_count, const float* weights, int hidden, int width,        \
+                    const Element_##NAME* bias, float* parts) {                                                   \
+        down(activated, weight, Unquantized<T>{}, order, items, item_count, weights, hidden, width, bias, parts); \
     }
 
-IF_BF16(KERNELS(bf16, Bf16) RESIDENT(bf16, Bf16))
-IF_FP16(KERNELS(fp16, Fp16) RESIDENT(fp16, Fp16))
-IF_FP32(KERNELS(fp32, Fp32))
+#define ORDERED(NAME, T)                                                                                               \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                           \
+        gate_up_ordered_##NAME(const u16* x, const u16* weight, const int4* items, const int* item_count, int room,    \
+                               int stages, int hidden, int width, const int* order, int per_token, const u16* bias,    \
+                               int interleaved, float alpha, float cubic, float limit, float offset, u16* activated) { \
+        Activation<T> activation{bias, interleaved, alpha, cubic, limit, offset};                                      \
+        gate_up_ordered<T>(x, weight, {items, item_count, room, stages}, hidden, width, order, per_token, activation,  \
+                           activated);                                                                                 \
+    }                                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                           \
+        down_ordered_##NAME(const u16* activated, const u16* weight, const int4* items, const int* item_count,         \
+                            int room, int stages, int hidden, int width, u16* outputs) {                               \
+        down_ordered<T>(activated, weight, {items, item_count, room, stages}, hidden, width, outputs);                 \
+    }
+
+IF_BF16(KERNELS(bf16, Bf16) STREAMED(bf16, Bf16) ORDERED(bf16, Bf16))
+IF_FP16(KERNELS(fp16, Fp16) STREAMED(fp16, Fp16) ORDERED(fp16, Fp16))
+IF_FP32(KERNELS(fp32, Fp32) STREAMED(fp32, Fp32))

@@ -1,7 +1,9 @@
 """``experts`` on a GPU: route, gate and up with activation, down, and sum per token.
 
-Many rows go through torch's grouped matmuls (plugins/kernels/experts_grouped.py). For batch invariance the rows of
-prompts do, and no others.
+Weights in 16 bits are multiplied in order (plugins/kernels/experts_ordered.py); they are streamed if rows do not fit
+into shared memory, or are few without batch invariance. Many rows go through torch's grouped matmuls
+(plugins/kernels/experts_grouped.py). For batch invariance these must give the same bits; otherwise the rows of prompts
+go through them, and no others.
 """
 
 from collections.abc import Mapping
@@ -13,7 +15,8 @@ import torch
 
 from tandemrt.plugins.kernels.experts_activation import activation_of
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
-from tandemrt.plugins.kernels.experts_route import ITEM, Routes, Routing, max_items
+from tandemrt.plugins.kernels.experts_ordered import OrderedMixture, rows_of_an_item
+from tandemrt.plugins.kernels.experts_route import Routes, Routing, max_items
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
 from tandemrt.plugins.kernels.tensors import check
@@ -23,32 +26,63 @@ from tandemrt.plugins.operators.launch import Call, Context
 _OUTPUTS = 32  # of one work unit of the down matmul
 _THREADS, _AT_ONCE = 256, 2  # threads per block; blocks per SM
 _RING = 4 * 4 * _THREADS * 16  # bytes of shared memory for the weight pipeline of a block
-_PARTIAL_SUMS = 2 * 8 * ITEM * 17 * 4  # further bytes of it
 _LEAST = 1024  # pairs that the workspace always has room for
-# Of the kernel that keeps an item's rows in shared memory: the most bytes of these, of what the hidden size must be a
-# multiple, and the pairs per expert, if routing is uniform, above which it is faster.
-_MOST_KEPT, _KEPT_MULTIPLE, _KEPT_PAIRS = 1 << 17, 512, 3
+_TRIED = 64  # rows of a trial
+_STREAMED = 16  # rows up to which streaming weights is faster than multiplying in order
 
 
 def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> Call:
     """Bind the operator. The number of rows alone selects the implementation of the matmuls.
 
-    For batch invariance, whether rows are those of prompts selects it. Raises ValueError for sizes that the kernels do
-    not support.
+    For batch invariance, whether rows are those of prompts may select it. Raises ValueError for sizes that the kernels
+    do not support.
     """
-    routing = Routing.of(tensors["router_logits"], attributes)
+    x, routing = tensors["x"], Routing.of(tensors["router_logits"], attributes)
     _require_sizes(tensors, routing)
-    if not tensors["x"].numel():
+    if not x.numel():
         return EmptyCall()
-    grouped = has_groups(tensors["x"], context)
-    if not context.batch_invariant:
-        kind = GroupedMixture if grouped and fill_groups(routing) else ExpertsCall
-        return kind(tensors, attributes, context)
+    few = OrderedMixture if _in_order(tensors, context) else ExpertsCall
+    grouped = has_groups(x, context)
+    same_bits = (
+        few is OrderedMixture and context.batch_invariant and grouped and _same_bits(tensors, attributes, context)
+    )
+    if same_bits or not (grouped and context.batch_invariant):
+        return (GroupedMixture if grouped and fill_groups(routing) else few)(tensors, attributes, context)
     windows, prompts = split_rows(tensors, ("x", "router_logits", "mixed"))
-    calls: list[Call] = [] if windows is None else [ExpertsCall(windows, attributes, context)]
+    calls: list[Call] = [] if windows is None else [few(windows, attributes, context)]
     if prompts is not None:
-        calls.append((GroupedMixture if grouped else ExpertsCall)(prompts, attributes, context))
+        calls.append(GroupedMixture(prompts, attributes, context))
     return CallInParts(calls)
+
+
+def _in_order(tensors: Tensors, context: Context) -> bool:
+    """Return whether rows that are not grouped are multiplied in order: where they fit into the GPU's shared memory.
+
+    Without batch invariance few rows are not, because streaming their weights is faster.
+    """
+    x, down = tensors["x"], tensors["down"]
+    memory = KernelModule.of(context, "experts").shared_memory
+    enough = context.batch_invariant or len(x) > _STREAMED
+    return enough and x.dtype != torch.float32 and rows_of_an_item(max(x.shape[-1], down.shape[-1]), memory) > 0
+
+
+def _same_bits(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> bool:
+    """Return whether grouped matmuls give random rows the bits of those in order; tried once for weights of a shape."""
+    x, logits, weights = tensors["x"], tensors["router_logits"], tensors["gate_up"]
+
+    def tried() -> bool:
+        generator = torch.Generator(x.device).manual_seed(0)
+        trial = {name: each for name, each in tensors.items() if name != "prompt_rows"}
+        for name, like in (("x", x), ("router_logits", logits)):
+            trial[name] = torch.randn(_TRIED, like.shape[-1], generator=generator, device=x.device).to(x.dtype)
+        results = []
+        for kind in (OrderedMixture, GroupedMixture):
+            trial["mixed"] = torch.empty_like(trial["x"])
+            kind(trial, attributes, context).run()
+            results.append(trial["mixed"])
+        return torch.equal(*results)
+
+    return context.get_or_create(("bits of experts", weights.shape, *sorted(attributes.items())), tried)
 
 
 class EmptyCall:
@@ -74,9 +108,10 @@ class ExpertWeights:
 
 
 class ExpertsCall:
-    """One bound call; contiguous tensors as in the schema. ``weights``: those in ``tensors`` if None.
+    """One bound call that streams weights: those in ``tensors``, or ``weights`` of 4 or 8 bits.
 
-    Capturable: a run allocates nothing and reads nothing on the host. A row's result does not depend on the other rows.
+    Tensors are contiguous, as in the schema. Capturable: a run allocates nothing and reads nothing on the host. A row's
+    result does not depend on the other rows.
     """
 
     def __init__(
@@ -89,7 +124,7 @@ class ExpertsCall:
         pairs, experts, module, kind = chosen.pairs, chosen.experts, KernelModule.of(context, "experts"), suffix(x)
         matmuls = KernelModule.of(context, weights.file)
         room = max(_LEAST, 1 << (pairs - 1).bit_length())
-        routes = context.get_or_create(("routes", room, experts), lambda: Routes.of(room, experts, x.device))
+        routes = Routes.of(context, room, experts)
         activated, parts = context.get_or_create(
             ("experts", room, width, hidden, x.dtype),  # calls of an engine run one after another and share it
             lambda: (x.new_empty(room, width), torch.empty(room, hidden, dtype=torch.float32, device=x.device)),
@@ -98,16 +133,11 @@ class ExpertsCall:
         routing = (routes.order, routes.items, routes.item_count)
         shares = routes.routing_weights
 
-        keeps = weights.file == "experts" and _keeps_rows(module, x, chosen)
-
-        def out(name: str, across: int, *arguments: Any, kept: int = 0) -> Launch:
-            """Bind a persistent launch: as many blocks as run at a time, at most one per work unit.
-
-            ``kept``: bytes of rows that a block keeps in shared memory.
-            """
-            blocks = min(across * max_items(pairs, experts), (1 if kept else _AT_ONCE) * module.sm_count)
-            kernel = matmuls.kernel(f"{name}{weights.kind}_{kind}", shared=_RING + kept)
-            return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING + kept, early=early)
+        def out(name: str, across: int, *arguments: Any) -> Launch:
+            """Bind a persistent launch: as many blocks as run at a time, at most one per work unit."""
+            blocks = min(across * max_items(pairs, experts), _AT_ONCE * module.sm_count)
+            kernel = matmuls.kernel(f"{name}{weights.kind}_{kind}", shared=_RING)
+            return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING, early=early)
 
         across, early = -(-hidden // (4 * _THREADS)), module.architecture >= HOPPER
         summed = (parts, per_token, sizes[0], mixed)
@@ -115,7 +145,7 @@ class ExpertsCall:
         self._launches = (
             *routes.launches(module, logits, chosen, tensors.get("expert_factors")),
             out(
-                "gate_up_resident" if keeps else "gate_up",
+                "gate_up",
                 width // weights.gates,
                 x,
                 *weights.gate_up,
@@ -124,7 +154,6 @@ class ExpertsCall:
                 per_token,
                 *activation_of(tensors, attributes),
                 activated,
-                kept=ITEM * hidden * x.element_size() if keeps else 0,
             ),
             out(
                 "down",
@@ -143,14 +172,6 @@ class ExpertsCall:
     def run(self) -> None:
         """Enqueue on torch's current stream."""
         run_in_order(self._launches, self._device)
-
-
-def _keeps_rows(module: KernelModule, x: torch.Tensor, routing: Routing) -> bool:
-    """Return whether the kernel of gate and up keeps the rows of an item, which changes no bit."""
-    hidden, size = x.shape[-1], x.element_size()
-    fits = size == 2 and hidden % _KEPT_MULTIPLE == 0 and ITEM * hidden * size <= _MOST_KEPT
-    many = routing.pairs > _KEPT_PAIRS * routing.experts
-    return fits and many and module.shared_memory >= _RING + _MOST_KEPT + _PARTIAL_SUMS
 
 
 def _require_sizes(tensors: Tensors, routing: Routing) -> None:

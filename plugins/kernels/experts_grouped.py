@@ -1,6 +1,6 @@
 """``experts`` for many rows on a GPU: torch's grouped matmuls over rows sorted by expert.
 
-They are faster from about 16 rows per expert, in bfloat16, on GPUs for which torch has a kernel. On other GPUs torch
+They are faster from about 32 rows per expert, in bfloat16, on GPUs for which torch has a kernel. On other GPUs torch
 reads the group ends on the host, which cannot be captured in a CUDA graph.
 """
 
@@ -18,7 +18,7 @@ from tandemrt.plugins.kernels.swiglu import SwigluLauncher
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.tensors.devices.lookup import device_of
 
-_MIN_PAIRS_PER_EXPERT = 16  # pairs per expert, if routing is uniform
+_MIN_PAIRS_PER_EXPERT = 32  # pairs per expert, if routing is uniform
 _THREADS, _STEP = 256, 8  # threads of a block; sizes must be a multiple of the step
 WITH_KERNELS = (9, 10)  # major compute capabilities for which torch._grouped_mm has a kernel
 
@@ -64,7 +64,7 @@ class GroupedMixture:
         rows, experts, pairs, choices = routing.rows, routing.experts, routing.pairs, np.int32(routing.choices)
         self._module, kind = KernelModule.of(context, "experts"), suffix(x)
         room = 1 << (pairs - 1).bit_length()
-        routes = context.get_or_create(("routes", room, experts), lambda: Routes.of(room, experts, x.device))
+        routes = Routes.of(context, room, experts)
         gathered, activated = context.get_or_create(
             ("experts in groups", room, width, hidden), lambda: (x.new_empty(room, hidden), x.new_empty(room, width))
         )
@@ -88,10 +88,8 @@ class GroupedMixture:
         self._gate_up = gate_up.values.view(experts, 2 * width, hidden).transpose(1, 2)
         self._down = down.values.view(experts, hidden, width).transpose(1, 2)
         self._make_gate_up, self._make_down = gate_up.make, down.make
-        across = -(-hidden // (_STEP * _THREADS))
-        self._sum = (self._module.kernel(f"sum_places_{kind}"), (rows, across, 1), (_THREADS, 1, 1))
-        sizes = (choices, np.int32(hidden))
-        self._summed = (routes.places, routes.routing_weights, *placed, tensors.get("down_bias"), *sizes, mixed)
+        self._routes, self._summed = routes, (self._module, routing)
+        self._mixed, self._down_bias = mixed, tensors.get("down_bias")
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
@@ -108,4 +106,4 @@ class GroupedMixture:
         if self._make_down is not None:
             self._make_down.run(stream)
         expert_outputs = torch._grouped_mm(self._activated, self._down, offs=self._ends)
-        Launch(*self._sum, expert_outputs, *self._summed).run(stream)
+        self._routes.sum(*self._summed, expert_outputs, self._down_bias, self._mixed).run(stream)

@@ -75,8 +75,8 @@ __device__ __forceinline__ int4 four_ids(const int* ids, int first, int pairs) {
 }
 
 // Part of block e: the pairs of expert e in order and the place of each, ``ends``[e], and its items {expert, first
-// place, pairs}.
-__device__ void place(const int* ids, int pairs, int experts, int* order, int* places, int* ends, int4* items,
+// place, pairs} of at most `most` pairs.
+__device__ void place(const int* ids, int pairs, int experts, int most, int* order, int* places, int* ends, int4* items,
                       int* item_count) {
     __shared__ int counts[MAX_EXPERTS + 1], before[2], of_warp[32];
     int expert = blockIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
@@ -94,16 +94,16 @@ __device__ void place(const int* ids, int pairs, int experts, int* order, int* p
         int placed = 0, cut = 0;
         for (int e = lane; e < expert; e += 32) {
             placed += counts[e];
-            cut += (counts[e] + ITEM_ROWS - 1) / ITEM_ROWS;
+            cut += (counts[e] + most - 1) / most;
         }
         placed = __reduce_add_sync(~0u, placed);
         cut = __reduce_add_sync(~0u, cut);
         if (lane == 0) before[0] = placed, before[1] = cut;
     }
     __syncthreads();
-    int count = counts[expert], start = before[0], own = (count + ITEM_ROWS - 1) / ITEM_ROWS;
+    int count = counts[expert], start = before[0], own = (count + most - 1) / most;
     for (int i = threadIdx.x; i < own; i += blockDim.x) {
-        items[before[1] + i] = make_int4(expert, start + i * ITEM_ROWS, min(ITEM_ROWS, count - i * ITEM_ROWS), 0);
+        items[before[1] + i] = make_int4(expert, start + i * most, min(most, count - i * most), 0);
     }
     if (threadIdx.x == 0) {
         ends[expert] = start + count;

@@ -8,10 +8,12 @@ import numpy as np
 import torch
 
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, suffix
+from tandemrt.plugins.operators.launch import Context
 
 ITEM = 32  # pairs of one expert that a block multiplies at a time
 _ROWS, _PAIRS = 32, 1024  # rows and pairs that one launch routes, with at least one warp per row
 _WARPS = 4
+_READABLE = 32  # items that kernels may read before they know how many there are
 _THREADS, _ROUTE_THREADS = 256, 1024
 
 
@@ -54,9 +56,10 @@ class Routes:
 
     ``routing_weights`` [pairs] are the weights of the pairs, ``order`` the pairs by expert, ``places`` the position of
     each pair in that order, ``ends`` the end of each expert's pairs. ``items`` {expert, first place, pairs}
-    cover at most ITEM pairs of one expert each; ``item_count`` is their number.
+    cover at most ``item`` pairs of one expert each; ``item_count`` is their number.
     """
 
+    item: int
     ids: torch.Tensor
     routing_weights: torch.Tensor
     order: torch.Tensor
@@ -66,15 +69,20 @@ class Routes:
     item_count: torch.Tensor
 
     @classmethod
-    def of(cls, pairs: int, experts: int, device: torch.device) -> "Routes":
-        """Allocate room for ``pairs``."""
+    def of(cls, context: Context, pairs: int, experts: int, item: int = ITEM) -> "Routes":
+        """Return those of ``context``, which its calls share, with room for ``pairs``."""
+        key = ("routes", pairs, experts, item)
+        return context.get_or_create(key, lambda: cls._allocated(pairs, experts, item, context.device))
 
+    @classmethod
+    def _allocated(cls, pairs: int, experts: int, item: int, device: torch.device) -> "Routes":
         def ints(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.int32, device=device)
 
         routing_weights = torch.empty(pairs, dtype=torch.float32, device=device)
         places = ints(pairs), ints(pairs), ints(experts)
-        return cls(ints(pairs), routing_weights, *places, ints(max_items(pairs, experts), 4), ints(1))
+        items = ints(max(_READABLE, max_items(pairs, experts, item)), 4)
+        return cls(item, ints(pairs), routing_weights, *places, items, ints(1))
 
     def launches(
         self, module: KernelModule, logits: torch.Tensor, routing: Routing, factors: torch.Tensor | None
@@ -86,10 +94,10 @@ class Routes:
         placed = (self.order, self.places, self.ends, self.items, self.item_count)
         if rows <= _ROWS and routing.pairs <= _PAIRS:
             few, threads = module.kernel(f"route_few_{kind}"), 32 * max(_WARPS, rows)
-            outputs = (self.routing_weights, *placed)
+            outputs = (np.int32(self.item), self.routing_weights, *placed)
             return (Launch(few, (experts, 1, 1), (threads, 1, 1), logits, *sizes, factors, *outputs, early=early),)
         of_rows = ((-(-32 * rows // _THREADS), 1, 1), (_THREADS, 1, 1))  # a warp per row
-        pairs = (np.int32(routing.pairs), np.int32(experts))
+        pairs = tuple(map(np.int32, (routing.pairs, experts, self.item)))
         choose, place = module.kernel(f"choose_{kind}"), module.kernel(f"place_{kind}")
         of_experts = ((experts, 1, 1), (_ROUTE_THREADS, 1, 1))
         return (
@@ -97,7 +105,25 @@ class Routes:
             Launch(place, *of_experts, self.ids, *pairs, *placed, early=early),
         )
 
+    def sum(
+        self,
+        module: KernelModule,
+        routing: Routing,
+        outputs: torch.Tensor,
+        bias: torch.Tensor | None,
+        mixed: torch.Tensor,
+    ) -> Launch:
+        """Bind the sum of each row's pairs of ``outputs`` [places, hidden], which are biased and weighted here."""
+        hidden, wide = mixed.shape[-1], 16 // mixed.element_size()
+        grid = (routing.rows, -(-hidden // (wide * _THREADS)), 1)
+        kernel, experts = module.kernel(f"sum_places_{suffix(mixed)}"), np.int32(routing.experts)
+        sizes = (np.int32(routing.choices), np.int32(hidden))
+        placed = (self.places, self.routing_weights, self.ends, experts)
+        return Launch(
+            kernel, grid, (_THREADS, 1, 1), outputs, *placed, bias, *sizes, mixed, early=module.architecture >= HOPPER
+        )
 
-def max_items(pairs: int, experts: int) -> int:
+
+def max_items(pairs: int, experts: int, item: int = ITEM) -> int:
     """Return the largest number of items: the last item of each expert may be short."""
-    return min(experts, pairs) + pairs // ITEM
+    return min(experts, pairs) + pairs // item

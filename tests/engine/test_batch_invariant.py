@@ -37,7 +37,7 @@ from tandemrt.runtime.device.backends.onnxruntime.executor import Executor
 from tests.engine import quantized
 from tests.engine.decoding import Decoder, expected_logits, fused, make_checkpoint, open_steps
 from tests.engine.test_quantized_checkpoints import FLOAT8
-from tests.makers import tiny_checkpoint, tiny_hybrid, tiny_latent, tiny_vision, write_recipe
+from tests.makers import tiny_checkpoint, tiny_hybrid, tiny_latent, tiny_tokenizer, tiny_vision, write_recipe
 
 TOKENS = [3, 1, 60, 12, 7, 7, 0, 41]
 SIZES = {"vocab_size": 64}  # a multiple of 8, as matmuls by cuBLASLt need
@@ -201,6 +201,13 @@ def test_float8_weights_have_it_by_default(tmp_path: Path) -> None:
     target, case = tiny_checkpoint(tmp_path / "t", head_dim=32), FLOAT8["compressed-tensors, channel, inputs by token"]
     quantized.rewrite(target, case.config, case.store)
     assert compiled(tmp_path, target, "", "bfloat16").engine.batch_invariant
+
+
+def test_experts_have_it_by_default(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "head_dim": 32, "moe_intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 272}
+    make_checkpoint("qwen3_moe", tmp_path, sizes=sizes | {"num_experts": 8})
+    tiny_tokenizer(tmp_path)
+    assert compiled(tmp_path, tmp_path, "", "bfloat16").engine.batch_invariant
 
 
 @pytest.mark.parametrize("kind", ["qwen3_vl", "qwen3_5"])

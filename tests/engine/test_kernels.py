@@ -30,9 +30,9 @@ LOW_BIT_EXPERTS["weights"] = "3 u64, 3 u32, 1 u64"
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
     "experts": {
-        "route_few": "1 u64, 5 u32, 7 u64",
+        "route_few": "1 u64, 5 u32, 1 u64, 1 u32, 6 u64",
         "choose": "1 u64, 5 u32, 3 u64",
-        "place": "1 u64, 2 u32, 5 u64",
+        "place": "1 u64, 3 u32, 5 u64",
         "gate_up": f"5 u64, 3 u32, {ACTIVATION}, 1 u64",
         "down": "6 u64, 2 u32, 2 u64",
         "sum": "1 u64, 2 u32, 1 u64",
@@ -80,6 +80,10 @@ COLLECTIVES = {  # of bytes, whatever the dtype
 }
 LOW_BIT_FILES = ("int4", "int8", "float4", "k_quants")
 LOW_BIT_FILES += ("experts_int4", "experts_int8", "experts_float4", "experts_float8")
+ORDERED_EXPERTS = {
+    "gate_up_ordered": f"4 u64, 4 u32, 1 u64, 1 u32, {ACTIVATION}, 1 u64",
+    "down_ordered": "4 u64, 4 u32, 1 u64",
+}
 ORDERED = ("8_6", "8_8", "16_6")  # rows and stages, on Hopper
 ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "10 u64, 8 u32, 4 f32, 2 u64", "10 u64, 10 u32, 4 f32, 6 u64", "10 u64, 8 u32, 4 f32, 3 u64"
@@ -131,7 +135,7 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] | None) -> dict
     if kernel not in ATTENTION:
         entries = {f"{name}_{suffix}": parameters for name, parameters in ENTRIES[kernel].items()}
         if kernel == "experts" and dtype != "float32":
-            entries[f"gate_up_resident_{suffix}"] = ENTRIES[kernel]["gate_up"]
+            entries |= {f"{name}_{suffix}": parameters for name, parameters in ORDERED_EXPERTS.items()}
         if kernel == "collectives":
             return entries | COLLECTIVES
         ordered = ORDERED if kernel == "float8" and dtype != "float16" else ()

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandemrt.plugins.implementations import IMPLEMENTATIONS
-from tandemrt.plugins.kernels import experts, experts_low_bit
+from tandemrt.plugins.kernels import experts, experts_grouped, experts_low_bit, experts_ordered
 from tandemrt.plugins.kernels.module import KernelModule, Launch
 from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 from tandemrt.plugins.operators.launch import Context
@@ -57,21 +57,42 @@ def test_a_launcher_dequantizes_the_weights_of_experts_for_many_rows(
     assert "gather_bf16" in _bound(operator, "bfloat16", monkeypatch)
 
 
-def test_many_rows_of_experts_stay_in_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "_KEPT_PAIRS", 0)
-    monkeypatch.setattr(experts, "_KEPT_MULTIPLE", 8)
-    assert "gate_up_resident_bf16" in _bound("experts", "bfloat16", monkeypatch)
-    assert not any("resident" in name for name in _bound("experts", "float32", monkeypatch))
-
-
 @pytest.mark.parametrize("prompts", [0, 1])
 @pytest.mark.parametrize("operator", ["experts", *LOW_BIT_EXPERTS])
 def test_batch_invariant_experts_group_the_rows_of_prompts_and_no_others(
     operator: str, prompts: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(experts, "_same_bits", lambda *_: False)
     bound = _bound(operator, "bfloat16", monkeypatch, prompt_rows=torch.zeros(prompts, dtype=torch.int32))
     assert ("gather_bf16" in bound) == bool(prompts)
-    assert "sum_bf16" in bound, "rows of windows stream weights"
+    assert any(name.startswith("gate_up") for name in bound), "rows of windows have other kernels"
+
+
+@pytest.mark.parametrize("same_bits", [True, False])
+def test_batch_invariant_experts_group_any_rows_that_get_the_same_bits(
+    same_bits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experts, "_same_bits", lambda *_: same_bits)
+    monkeypatch.setattr(experts_grouped, "_MIN_PAIRS_PER_EXPERT", 0)
+    assert ("gather_bf16" in _bound("experts", "bfloat16", monkeypatch, prompt_rows=torch.zeros(0))) == same_bits
+
+
+def test_experts_keep_the_rows_that_fit_into_shared_memory() -> None:
+    assert [experts_ordered.rows_of_an_item(inner, 232_448) for inner in (2048, 2880, 7168)] == [32, 16, 8]
+    assert experts_ordered.rows_of_an_item(4096, 101_376) == 8
+    assert experts_ordered.rows_of_an_item(14_336, 232_448) == 0, "Mixtral's weights are streamed"
+
+
+def test_experts_stream_the_weights_of_few_rows_and_of_rows_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    windows = torch.zeros(0, dtype=torch.int32)
+    monkeypatch.setattr(experts, "_same_bits", lambda *_: False)
+    monkeypatch.setattr(experts, "_STREAMED", 1_000)
+    assert "gate_up_ordered_bf16" not in _bound("experts", "bfloat16", monkeypatch)
+    assert "gate_up_bf16" not in _bound("experts", "bfloat16", monkeypatch, prompt_rows=windows)
+    monkeypatch.setattr(experts, "_STREAMED", 0)
+    assert "gate_up_bf16" not in _bound("experts", "bfloat16", monkeypatch)
+    monkeypatch.setattr(experts, "rows_of_an_item", lambda *_: 0)
+    assert "gate_up_bf16" in _bound("experts", "bfloat16", monkeypatch, prompt_rows=windows)
 
 
 def _bound(

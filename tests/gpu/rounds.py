@@ -63,7 +63,7 @@ def check_invisible(bundle: Path, requests: Requests) -> None:
     """
     texts = []
     for window in (0, 4, 2):
-        with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window) as llm:
+        with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window, adaptive_draft_tokens=False) as llm:
             texts.append([output.token_ids for output in drive(llm, requests)])
             if window:
                 texts.append([drive(llm, [each])[0].token_ids for each in requests])

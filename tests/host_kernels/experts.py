@@ -18,6 +18,7 @@ from tests.host_kernels.library import (
     allow,
     at_end,
     equal,
+    items,
     require_near,
     weight_addresses,
 )
@@ -55,7 +56,7 @@ class ExpertsCase:
         """Raise AssertionError, which names the case, for a difference."""
         t, hidden = self.tensors, self.tensors["x"].shape[1]
         what = f"{self.name} {self.dtype}, groups of {self.group}, {hidden} x {self.width}, {sorted(t)}"
-        together, alone = _items(32), _items(1)
+        together, alone = items(_PAIRS, 32), items(_PAIRS, 1)
         activated = self._gate_up(library, together, _BLOCKS[0])
         assert equal(self._gate_up(library, alone, _BLOCKS[1]), activated), f"{what}: activations alone differ"
         both = self._values("gate_up").reshape(_COUNT, 2 * self.width, -1)[:, :, :hidden]
@@ -205,12 +206,3 @@ def _stored(
         return {key: weight, f"{key}_scales": scales, f"{key}_factors": factors}
     most = 5 if name == "experts_int4" else 75
     return {key: weight, f"{key}_scales": (rng.uniform(0.5, 1.5, shape) * size / most).astype(dtype)}
-
-
-def _items(most: int) -> np.ndarray:
-    """Return {expert, first place, pairs, 0} of items of at most ``most`` pairs."""
-    items, first = [], 0
-    for expert, pairs in enumerate(_PAIRS):
-        items += [(expert, first + at, min(most, pairs - at), 0) for at in range(0, pairs, most)]
-        first += pairs
-    return at_end(np.array(items, np.int32))

@@ -149,7 +149,18 @@ inline int __reduce_add_sync(u32, int value) {
     for (int each : all_lanes(value)) sum += each;
     return sum;
 }
+inline u32 __reduce_max_sync(u32, u32 value) {
+    for (u32 each : all_lanes(value)) value = std::max(value, each);
+    return value;
+}
+inline u32 __reduce_min_sync(u32, u32 value) {
+    for (u32 each : all_lanes(value)) value = std::min(value, each);
+    return value;
+}
 inline bool __all_sync(u32, bool value) { return __ballot_sync(~0u, value) == ~0u; }
+inline int __popc(u32 bits) { return __builtin_popcount(bits); }
+inline bool __any_sync(u32, bool value) { return __ballot_sync(~0u, value) != 0; }
+inline void __syncwarp() { __ballot_sync(~0u, true); }
 inline void __threadfence() {}
 inline int atomicAdd(int* to, int added) { return (*to += added) - added; }
 

@@ -2,7 +2,7 @@
 
 import ctypes
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,3 +62,12 @@ def require_near(result: np.ndarray, exact: np.ndarray, what: str, within: float
     """Raise AssertionError unless ``result`` is ``exact`` but for rounding to 16 bits: ``within`` a share of it."""
     error = np.abs(result.astype(np.float64) - exact)
     assert (error <= within * (np.abs(exact) + np.abs(exact).mean())).all(), f"{what}: results differ"
+
+
+def items(pairs: Sequence[int], most: int) -> np.ndarray:
+    """Return {expert, first place, pairs, 0} of items of at most ``most`` of the ``pairs`` of each expert."""
+    all_items, first = [], 0
+    for expert, count in enumerate(pairs):
+        all_items += [(expert, first + at, min(most, count - at), 0) for at in range(0, count, most)]
+        first += count
+    return at_end(np.array(all_items, np.int32))

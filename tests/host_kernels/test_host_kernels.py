@@ -12,21 +12,25 @@ from typing import Any
 
 import pytest
 
-from tests.host_kernels.attention import ATTENTION, DEFINES, attention_cases
+from tests.host_kernels.attention import ATTENTION, attention_cases
+from tests.host_kernels.attention import DEFINES as ATTENTION_DEFINES
 from tests.host_kernels.experts import EXPERTS, expert_cases
 from tests.host_kernels.library import compiled
 from tests.host_kernels.matmuls import MATMULS, matmul_cases
+from tests.host_kernels.ordered_experts import ORDERED, ordered_cases
 
 CASES: Mapping[str, Callable[[], Iterable[Any]]] = {
     **{name: partial(matmul_cases, name) for name in MATMULS},
     **{name: partial(expert_cases, name) for name in EXPERTS},
+    ORDERED: ordered_cases,
     ATTENTION: attention_cases,
 }
+DEFINES = {ATTENTION: ATTENTION_DEFINES, ORDERED: ("SELECTED", "BF16=1", "FP16=1")}
 
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", CASES)
 def test_a_kernel_agrees_with_its_definition(name: str, tmp_path: Path) -> None:
-    library = compiled(name, tmp_path, DEFINES if name == ATTENTION else ())
+    library = compiled(name, tmp_path, DEFINES.get(name, ()))
     for case in CASES[name]():
         case.check(library)

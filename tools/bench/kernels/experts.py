@@ -13,8 +13,8 @@ import torch
 import typer
 
 from tandemrt.plugins.implementations import launcher
-from tandemrt.plugins.kernels.experts import ExpertsCall
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
+from tandemrt.plugins.kernels.experts_ordered import OrderedMixture
 from tandemrt.plugins.kernels.experts_route import Routing
 from tandemrt.plugins.operators.constants import SILU_EXPERTS
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
@@ -84,9 +84,9 @@ def _line(rows: int, experts: int, chosen: int, hidden: int, width: int, context
     grouped = fill_groups(routing) and has_groups(layers[0]["x"], context)
     times = [
         best_us(run_all([kind(each, attributes, context) for each in layers]), LAYERS)
-        for kind in ((GroupedMixture, ExpertsCall) if grouped else (ExpertsCall, GroupedMixture))
+        for kind in ((GroupedMixture, OrderedMixture) if grouped else (OrderedMixture, GroupedMixture))
     ]
-    return (rows, sum(used) / LAYERS, floor, "grouped" if grouped else "streamed", *times)
+    return (rows, sum(used) / LAYERS, floor, "grouped" if grouped else "in order", *times)
 
 
 def _low_bit_line(rows: int, experts: int, chosen: int, hidden: int, width: int, context: Context) -> Row:
