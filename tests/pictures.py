@@ -31,9 +31,9 @@ def asked(*parts: str | Image.Image) -> list[dict[str, Any]]:
     return [{"role": "user", "content": content}]
 
 
-def drawn_request(draw: random.Random) -> tuple[list[dict[str, Any]], SamplingParams]:
+def drawn_request(draw: random.Random, most_images: int = 3) -> tuple[list[dict[str, Any]], SamplingParams]:
     parts: list[str | Image.Image] = []
-    for _ in range(draw.randint(0, 3)):
+    for _ in range(draw.randint(0, most_images)):
         parts += [
             "the and " * draw.randint(0, 9),
             picture(draw.randint(0, 4), draw.randint(8, 90), draw.randint(8, 60)),
@@ -52,16 +52,19 @@ def drawn_request(draw: random.Random) -> tuple[list[dict[str, Any]], SamplingPa
     return asked(*parts, "end"), params
 
 
-def require_same_texts_without_drafts(llm: LLM, count: int, liked: Sequence[int] = ()) -> None:
+def require_same_texts_without_drafts(
+    llm: LLM, count: int, liked: Sequence[int] = (), *, most_images: int = 3, accepts: bool = True
+) -> None:
     """Send random requests together and then alone without drafts; texts and logprobs are equal, bit for bit.
 
-    ``liked``: tokens that every request prefers.
+    ``liked``: tokens that every request prefers. ``accepts``: some drafts must be accepted.
     """
     draw, bias = random.Random(3), dict.fromkeys(liked, 30.0)
-    drawn = [drawn_request(draw) for _ in range(count)]
+    drawn = [drawn_request(draw, most_images) for _ in range(count)]
     requests = [(messages, params.model_copy(update={"logit_bias": bias})) for messages, params in drawn]
     together = llm.generate([messages for messages, _ in requests], [params for _, params in requests])
-    assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
+    if accepts:
+        assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
     for (messages, params), result in zip(requests, together, strict=True):
         alone = llm.chat(messages, params.model_copy(update={"num_draft_tokens": 0}))
         for output, expected in zip(result.outputs, alone.outputs, strict=True):

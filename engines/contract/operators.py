@@ -120,6 +120,7 @@ def _attention(
             Binding("q_norm", T, ("head_dim",)),
             Binding("k_norm", T, ("head_dim",)),
             Binding("sinks", "float32", ("heads",)),
+            Binding("image_ends", "int64", ("tokens",)),
         ),
         outputs=(
             Binding("mixed", T, ("tokens", "mixed_width")),
@@ -136,7 +137,7 @@ def _attention(
             **dict.fromkeys(scales, "float"),
         },
         in_place={"present_key_cache": "key_cache", "present_value_cache": "value_cache"},
-        optional=("q_norm", "k_norm", "sinks"),
+        optional=("q_norm", "k_norm", "sinks", "image_ends"),
         kernels=kernels,
         compute_capability=compute_capability,
         batch_invariant=batch_invariant,

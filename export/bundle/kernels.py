@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tandemrt.engines.bundle.bundle import KERNELS
 from tandemrt.engines.bundle.manifest import EngineEntry
@@ -14,6 +15,7 @@ from tandemrt.export.bundle.models import Draft, Model, Models
 from tandemrt.export.graph.weights import EXPERTS
 from tandemrt.export.read.recurrent_layers import ShortConvolution
 from tandemrt.plugins.kernels.compile import compile_kernels, kernel_names
+from tandemrt.plugins.operators.constants import IMAGE_ATTENTION_KERNELS
 from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 
 # Kernels that replace the engines without weights; the other kernels run between the subgraphs of a decoder.
@@ -30,6 +32,7 @@ _ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS = (
 )
 
 _MIN_CAPABILITIES = {schema.kernels: schema.compute_capability for schema in SCHEMAS.values() if schema.kernels}
+_MIN_CAPABILITIES[IMAGE_ATTENTION_KERNELS] = SCHEMAS["window_attention"].compute_capability
 
 
 @dataclass(frozen=True)
@@ -59,9 +62,9 @@ def kernels_for(recipe: Recipe, models: Models, target: EngineEntry) -> Iterator
     head_dims = tuple(dict.fromkeys(size for model in by_head for size in model.spec.head_dims))
     nets = [model.spec.recurrent for model in models if isinstance(model, Model)]
     key_dims = [net.state[1] for net in nets if net is not None and net.state]
-    sizes = dict.fromkeys((_ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS), head_dims)
+    sizes = dict.fromkeys((_ATTENTION_KERNELS, _FLOAT8_ATTENTION_KERNELS, IMAGE_ATTENTION_KERNELS), head_dims)
     sizes[_RECURRENT_KERNELS] = tuple(dict.fromkeys(key_dims))
-    wanted = {
+    wanted: dict[str | None, Any] = {
         _FLOAT8_KERNELS: any(
             model.dtype not in BITS and quantization.has_float8
             for model in models
@@ -84,6 +87,7 @@ def kernels_for(recipe: Recipe, models: Models, target: EngineEntry) -> Iterator
         _ATTENTION_KERNELS: any(model.kv_dtype != FLOAT8 for model in by_head),
         _FLOAT8_ATTENTION_KERNELS: any(model.kv_dtype == FLOAT8 for model in by_head),
         _LATENT_KERNELS: any(model.spec.latent is not None for model in models),
+        IMAGE_ATTENTION_KERNELS: any(isinstance(model, Model) and any(model.spec.images_both_ways) for model in models),
     }
     for name in kernel_names():
         fitting = tuple(each for each in capabilities if parsed(each) >= _MIN_CAPABILITIES[name])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.contract import VISION_DTYPE
-from tandemrt.engines.contract.dtypes import BITS, COMPUTE
+from tandemrt.engines.contract.dtypes import BITS, COMPUTE, FLOAT8
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.recipe.recipe import Recipe
@@ -94,10 +94,16 @@ def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple
 
 def _require_both_ways(entry: VisionEntry, recipe: Recipe, target: Model) -> None:
     """Raise BadCheckpoint unless tokens of an image can attend to later ones."""
-    if recipe.backend.lowering != "grouped" or target.compute != "float32" or not has_kernels():
+    on_cpu = recipe.backend.lowering == "grouped"
+    if on_cpu and (target.compute != "float32" or not has_kernels()):
         raise BadCheckpoint(
             f"{target.spec.family}: tokens of an image attend to later ones, which {CPU} computes in float32, with a C "
-            "compiler here; not this recipe's backend or dtype"
+            f"compiler here; dtype is {target.compute}"
+        )
+    if target.kv_dtype == FLOAT8:
+        raise BadCheckpoint(
+            f"{target.spec.family}: tokens of an image attend to later ones, which no kernel computes over a KV cache "
+            "in float8; leave kv_dtype out"
         )
     if target.spec.variants.sharing:
         raise BadCheckpoint(

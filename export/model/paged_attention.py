@@ -27,7 +27,8 @@ def optional_inputs(spec: ModelSpec) -> tuple[str, ...]:
     """Return the optional inputs of the operator that the nodes of a model have."""
     in_operator = spec.qk_norm is not None and not spec.qk_norm.over_all_heads and not spec.position_rows
     norms = ("q_norm", "k_norm") if in_operator else ()
-    return (*norms, "sinks") if spec.sinks else norms
+    sinks, ends = ("sinks",) if spec.sinks else (), ("image_ends",) if any(spec.images_both_ways) else ()
+    return *norms, *sinks, *ends
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,14 @@ class PagedAttention:
     ``place``: positions of the tokens of a packed call, by the operator's input names. ``tables``: cosine and sine of
     each rotation rule and head size, [positions, head size // 2]; the tables for None rotate by angle 0. ``rotary``:
     norms and rotates queries and keys before the operator, where it cannot: by positions in time, height and width.
+    ``image_ends``: of layers in which tokens of an image attend to later ones, and of others; None: there are none.
     """
 
     spec: ModelSpec
     place: Mapping[str, ir.Value]
     tables: Mapping[tuple[Rope | None, int], Tables]
     rotary: Rotary | None
+    image_ends: tuple[ir.Value, ir.Value] | None = None
 
     @classmethod
     def over_blocks(
@@ -55,9 +58,11 @@ class PagedAttention:
         )
         tables = {(rope, dim): whole_head_tables(b, rope, dim // 2, positions, dtype) for rope, dim in used}
         names = [binding.name for binding in SCHEMAS["window_attention"].inputs if binding.name in graph_inputs]
-        place = {name: graph_inputs[name] for name in names}
+        place = {name: graph_inputs[name] for name in names if name != "image_ends"}
         if not by_token:
-            return cls(spec, place, tables, None)
+            ends = graph_inputs.get("image_ends")
+            both = None if ends is None else (ends, b.op("Mul", ends, b.constant(0)))
+            return cls(spec, place, tables, None, both)
         each = {"positions": b.op("Unsqueeze", graph_inputs["positions"], b.constant([2]))}  # each token is a sequence
         unused = graph_inputs["write_index"]  # tables by token have no entries by position
         return cls(spec, place, tables, Rotary.of_call(b, spec, each, unused, capacity=positions, dtype=dtype))
@@ -80,6 +85,7 @@ class PagedAttention:
             names = (attention.norms[0],) * 2 if attention.reads_earlier else attention.norms
             norms = [self._norm_weight(b, w, name, heads.dim, attention.rope) for name in names]
         sinks = None if attention.sinks is None else b.cast(w.stored(attention.sinks, (heads.query,)), "float32")
+        ends = self.image_ends and self.image_ends[not self.spec.images_both_ways[attention.layer]]
         qkv.name = f"qkv.{attention.layer}"
         shape, cache = (*dims_of(qkv)[:-1], heads.query * heads.dim), dims_of(past.key)
         operator, kv_dtype, scales = "window_attention", w.dtype, {}
@@ -97,6 +103,7 @@ class PagedAttention:
                     *self.tables[attention.rope, heads.dim],
                     *norms,
                     sinks,
+                    ends,
                 ]
             ),
             domain=DOMAIN,

@@ -76,7 +76,9 @@ def window_attention(present: Collection[str] = (), *, float8: bool = False) -> 
     mixed = attend(rectangle, block_table, write_index, write_index + query)
 
     def with_prompts() -> tuple[BodyValue]:
-        of_prompts = attend(body.op("Gather", q, runs.places + windows, axis=0), runs.table, runs.index, runs.ends)
+        places = runs.places + windows
+        image_ends = body.op("Gather", body["image_ends"], places) if "image_ends" in present else None
+        of_prompts = attend(body.op("Gather", q, places, axis=0), runs.table, runs.index, runs.ends, image_ends)
         nothing = body.full(body.concat(_ONE, heads * head_dim, axis=0), np.float32(0))
         of_prompts = body.op("Gather", body.concat(of_prompts, nothing, axis=0), runs.place_of_token, axis=0)
         return (body.concat(mixed, of_prompts, axis=0),)
@@ -159,11 +161,13 @@ class _Attention:
     scales: Sequence[BodyValue] | None
     sinks: BodyValue | None
 
-    def __call__(self, q: BodyValue, table: BodyValue, start: BodyValue, end: BodyValue) -> BodyValue:
+    def __call__(
+        self, q: BodyValue, table: BodyValue, start: BodyValue, end: BodyValue, image_ends: BodyValue | None = None
+    ) -> BodyValue:
         """Return float32 [rows * query, heads * head_dim] for ``q`` [rows, query, heads, head_dim].
 
         ``table`` is [rows, max_blocks]. Token j of a row has position ``start`` [rows] + j. Positions from ``end``
-        [rows] on are unused: tokens there only fill the rectangle.
+        [rows] on are unused: tokens there only fill the rectangle. ``image_ends`` [rows, query] as in the reference.
         """
         body, key_cache = self.body, self.key_cache
         heads, kv_heads = body.integer("heads"), body.integer("kv_heads")
@@ -186,7 +190,11 @@ class _Attention:
         seen = body.arange(blocks * block_size)
         distance = positions.expand_dims(2) - seen  # [rows, query, tokens]
         window = body.integer("sliding_window")
-        visible = (distance >= np.int64(0)) & ((distance < window) | window.equals(np.int64(0)))
+        seen_at_all = distance >= np.int64(0)
+        if image_ends is not None:
+            ends = body.op("Pad", image_ends, body.concat(_ZERO, query - real_query, axis=0), np.int64(0), _ONE)
+            seen_at_all = seen_at_all | (ends.expand_dims(2) > seen)
+        visible = seen_at_all & ((distance < window) | window.equals(np.int64(0)))
         # Zero unwritten entries: they may hold NaN, and NaN times a weight of 0 is NaN.
         cached = _reshaped(body, end.expand_dims(1) > seen, rows, blocks, _ONE, block_size, _ONE)
         values = body.where(cached, values, np.float32(0))

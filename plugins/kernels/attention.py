@@ -9,6 +9,7 @@ from tandemrt.engines.contract.dtypes import KERNEL_SUFFIX
 from tandemrt.plugins.kernels.attention_plan import KEYS, Sizes
 from tandemrt.plugins.kernels.attention_prompts import PromptTensors, prompt_calls
 from tandemrt.plugins.kernels.attention_tensors import LayerTensors
+from tandemrt.plugins.kernels.attention_wide_plan import is_wide
 from tandemrt.plugins.kernels.attention_windows import WindowTensors, window_launches
 from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace
 from tandemrt.plugins.kernels.module import Launch, Tensors, run_in_order
@@ -35,6 +36,7 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
         tensors.get("q_norm"),
         tensors.get("k_norm"),
         tensors.get("sinks"),
+        tensors.get("image_ends"),
         tensors["mixed"],
         **attributes,
     )
@@ -45,7 +47,8 @@ class AttentionLauncher:
 
     All tensors are contiguous and on the context's device. They share one dtype (bfloat16 or float16; float32 is slow),
     except index tensors and caches in float8_e4m3fn. A run updates the caches in place and writes ``mixed``; rows of
-    padding keep their contents. A cache block holds a multiple of 64 positions, unless a row has only one block.
+    padding keep their contents. A cache block holds a multiple of 64 positions, unless a row has only one block. Wide
+    heads ignore ``image_ends``; no model has images that attend both ways there.
     ``splits`` overrides the number of thread blocks that share a window's keys.
 
     Calls of one context must run one after another. Capturable: a run allocates nothing and reads nothing on the host.
@@ -69,6 +72,7 @@ class AttentionLauncher:
         q_norm: torch.Tensor | None,
         k_norm: torch.Tensor | None,
         sinks: torch.Tensor | None,
+        image_ends: torch.Tensor | None,
         mixed: torch.Tensor,
         *,
         heads: int,
@@ -98,6 +102,10 @@ class AttentionLauncher:
                 check(name, norm, qkv.dtype, (head_dim,))
         if sinks is not None:
             check("sinks", sinks, torch.float32, (heads,))
+        if image_ends is not None:
+            check("image_ends", image_ends, torch.int64, (tokens,))
+            if cached != qkv.dtype:
+                raise ValueError("image_ends: there are no kernels for a cache in float8")
         _check_sizes(heads, kv_heads, head_dim, block_size, max_blocks, qkv.dtype, (q_norm is None, k_norm is None))
         place = {"block_table": block_table, "write_index": write_index, "prompt_rows": prompt_rows}
         place |= {"prompt_starts": prompt_starts, "prompt_index": prompt_index, "prompt_table": prompt_table}
@@ -112,7 +120,14 @@ class AttentionLauncher:
         layer = LayerTensors(key_cache, value_cache, cosine, sine, q_norm, k_norm, sinks)
         if windows < tokens:
             runs = PromptTensors(
-                qkv[windows:], prompt_rows, prompt_starts, prompt_index, prompt_table, layer, mixed[windows:]
+                qkv[windows:],
+                prompt_rows,
+                prompt_starts,
+                prompt_index,
+                prompt_table,
+                layer,
+                mixed[windows:],
+                None if image_ends is None or is_wide(qkv.dtype, head_dim) else image_ends[windows:],
             )
             self._prompts = prompt_calls(runs, sizes, context, workspace)
         if windows:

@@ -9,10 +9,10 @@
 struct Tile { int row, index, number, all; };
 
 // `queries` loads the queries of a warp in two halves, first the part that depends on no position
-// (attention_queries.cuh).
-template <class T, int D, int TILES, class Queries>
+// (attention_queries.cuh). `images`: what a token sees after its own position.
+template <class T, int D, int TILES, class Queries, class Images = Causal>
 __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int splits, bool append,
-                       typename T::Element* mixed, Parts parts) {
+                       typename T::Element* mixed, Parts parts, Images images = {}) {
     constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * WIDTH<T, D>;
     extern __shared__ __align__(1024) unsigned char memory[];
     __shared__ float2 bounds[ROWS];
@@ -32,7 +32,7 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
     int first_seen = start + tile * ROWS / group, last_seen = start + (tile * ROWS + lines - 1) / group;
     int reach = x.sliding_window ? x.sliding_window : 0x7fffffff;
     range.begin = max(0, first_seen - reach + 1);
-    range.end = x.bounded(last_seen + 1);
+    range.end = x.bounded(last_seen + images.later(last_seen - start, last_seen) + 1);
     range.stored = append ? start : range.end;
     // A block takes every `splits`th step, counted from the beginning of the text. So the terms and the order of a
     // row's sum depend on its position alone, and not on the number of tokens after it in its window.
@@ -78,7 +78,8 @@ __device__ void attend(const Operands<T>& x, Queries queries, Tile at, int split
         const u16* keys = stages + i % STAGES * STAGE;
         int line = warp / TILES * SPAN, position = range.step(i) * KEYS;
         bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
-        accumulate<T, D, SPAN, D>(rows, q, keys, line, Mask{masked, position + line, reach, start, packed, group});
+        Mask mask{masked, position + line, reach, start, packed, group};
+        accumulate<T, D, SPAN, D>(rows, q, keys, line, mask, 0, images);
     }
 
     float* sums = reinterpret_cast<float*>(memory);

@@ -151,9 +151,9 @@ struct PreparedQueries {
 
 // Grid (splits * row tiles, kv_heads), with the largest number of row tiles that the runs can have. Keys and values are
 // in the cache; x.qkv has the prepared queries of all runs, x.block_table and x.write_index are those of the runs.
-template <class T, int D, int TILES>
+template <class T, int D, int TILES, class Images = Causal>
 __device__ void attend_all(Operands<T> x, const int* starts, int runs, int splits, typename T::Element* mixed,
-                           Parts parts) {
+                           Parts parts, Images images = {}) {
     int number = blockIdx.x / splits;
     RunTile found = tile_of(starts, runs, x.heads / x.kv_heads, 16 * TILES, number);
     if (found.run < 0) return;
@@ -163,5 +163,6 @@ __device__ void attend_all(Operands<T> x, const int* starts, int runs, int split
     x.block_table += static_cast<i64>(found.run) * x.max_blocks;
     x.write_index += found.run;
     Tile at = {0, found.tile, number, static_cast<int>(gridDim.x) / splits};
-    attend<T, D, TILES>(x, PreparedQueries<T, D>{}, at, splits, false, mixed + first, parts);
+    images = images.of_run(starts[found.run], x.query);
+    attend<T, D, TILES>(x, PreparedQueries<T, D>{}, at, splits, false, mixed + first, parts, images);
 }

@@ -11,6 +11,7 @@ from tandemrt.plugins.kernels.attention_tensors import LayerTensors
 from tandemrt.plugins.kernels.attention_wide_plan import WIDE_BLOCK, WidePlan, is_wide
 from tandemrt.plugins.kernels.attention_workspace import AttentionWorkspace, ConvertedBlocks
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, current_stream, suffix
+from tandemrt.plugins.operators.constants import IMAGE_ATTENTION_KERNELS
 from tandemrt.plugins.operators.launch import Call, Context
 
 _HEADS_PER_WARP = 4  # PREPARED of attention_prompts.cuh
@@ -20,7 +21,7 @@ _MAX_CONVERTED_BYTES = 1 << 28  # bytes
 
 @dataclass(frozen=True)
 class PromptTensors:
-    """Validated tensors of a call's prompt runs; ``qkv`` and ``mixed`` begin with the first prompt token."""
+    """Validated tensors of a call's prompt runs; those of tokens begin with the first prompt token."""
 
     qkv: torch.Tensor
     rows: torch.Tensor
@@ -29,6 +30,7 @@ class PromptTensors:
     table: torch.Tensor
     layer: LayerTensors
     mixed: torch.Tensor
+    image_ends: torch.Tensor | None = None
 
     @property
     def positions(self) -> int:
@@ -50,10 +52,10 @@ def prompt_calls(
 ) -> tuple[Call, ...]:
     """Bind the calls of the prompt runs, in order: prepare queries, write keys and values, then attend.
 
-    cuDNN attends if it supports the call (cudnn_attention.py), else our kernel. cuDNN cannot read a float8 cache: a
-    kernel first converts the blocks that some runs attend to, at most _MAX_CONVERTED_BYTES at a time. If those of one
-    run take more, our kernel attends. It reads float8 directly and computes in float16 tiles; it reads its queries as
-    float16, whatever their dtype.
+    cuDNN attends if it supports the call (cudnn_attention.py), else our kernel, which alone lets tokens of an image see
+    later ones. cuDNN cannot read a float8 cache: a kernel first converts the blocks that some runs attend to, at most
+    _MAX_CONVERTED_BYTES at a time. If those of one run take more, our kernel attends. It reads float8 directly and
+    computes in float16 tiles; it reads its queries as float16, whatever their dtype.
     """
     layer, runs = prompts.layer, len(prompts.index)
     queries = workspace.queries(len(prompts.qkv), sizes.heads, layer.key_cache.shape[-1], prompts.qkv.dtype)
@@ -64,10 +66,11 @@ def prompt_calls(
     at_once = _MAX_CONVERTED_BYTES // (2 * blocks * layer.key_cache[0].numel() * queries.dtype.itemsize)
     form = (queries.dtype, queries.shape[-1], prompts.positions)
     serves = cudnn_attention.serves(*form, sinks=layer.sinks is not None)
-    if not serves or (layer.in_float8 and not at_once):
+    if not serves or prompts.image_ends is not None or (layer.in_float8 and not at_once):
         factor = 1.0 if queries.dtype == torch.float32 else sizes.score_scale * _LOG2_E
         splits = 1 if context.batch_invariant else None  # so that no row depends on the number of runs
-        attention = RunAttention(prompts, queries, sizes, module, workspace, splits)
+        attending = module if prompts.image_ends is None else KernelModule.of(context, IMAGE_ATTENTION_KERNELS)
+        attention = RunAttention(prompts, queries, sizes, attending, workspace, splits)
         return _Preparation(prompts, queries, sizes, module, factor=factor), attention
     lengths = workspace.lengths(runs)
     calls: list[Call] = [_Preparation(prompts, queries, sizes, module, factor=sizes.key_scale, lengths=lengths)]
@@ -164,7 +167,7 @@ class _Preparation:
 
 
 class RunAttention:
-    """Bound kernel ``attend_runs_<dtype>_<D>``, for every dtype, head size and run length."""
+    """Bound kernel ``attend_runs_<dtype>_<D>``, for every dtype, head size and run length, or ``attend_images_...``."""
 
     def __init__(
         self,
@@ -176,8 +179,10 @@ class RunAttention:
         splits: int | None,
     ) -> None:
         tokens, runs, head_dim = len(prompts.qkv), len(prompts.index), queries.shape[-1]
-        kernel = f"attend_runs_{suffix(queries)}_{head_dim}"
         inputs, scalars = prompts.inputs(queries), _scalars(prompts, sizes)
+        kernel = f"attend_runs_{suffix(queries)}_{head_dim}"
+        if prompts.image_ends is not None:
+            kernel, inputs = kernel.replace("runs", "images"), (*inputs, prompts.image_ends)
         floats = sizes.floats(sizes.score_scale)
         outputs = (prompts.mixed, *prompts.layer.caches)
         self._device = queries.device

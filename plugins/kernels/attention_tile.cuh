@@ -96,20 +96,38 @@ __device__ void see_sinks(Rows<C>& rows, const Operands<T>& x, int kv_head, int 
     }
 }
 
+// How many positions after its own a token sees: none.
+struct Causal {
+    __device__ int later(int, int) const { return 0; }
+    __device__ Causal of_run(int, int) const { return {}; }
+};
+
+// The rest of the image that it belongs to; `ends` [tokens]: the position after it, or 0.
+struct WithinImages {
+    const i64* ends;
+    int tokens;
+
+    __device__ int later(int token, int position) const {
+        return token < tokens ? max(static_cast<int>(ends[token]) - 1 - position, 0) : 0;
+    }
+    __device__ WithinImages of_run(int first, int count) const { return {ends + first, count}; }
+};
+
 // Visibility for the rows of a warp of keys that begin at `position`.
 struct Mask {
     bool needed;
     int position, reach;  // a row sees the keys less than `reach` before its own, itself included
     int start, packed, group;
 
+    __device__ int token(int line) const { return (packed + line) / group; }
     __device__ int seen(int line) const { return start + (packed + line) / group; }
 };
 
 // Scores, softmax and sum over the SPAN keys of this warp in a step that is in shared memory. If a warp has C of the D
 // columns of a value, these are part `part` of them.
-template <class T, int D, int SPAN, int C>
-__device__ void accumulate(Rows<C>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, Mask mask,
-                           int part = 0) {
+template <class T, int D, int SPAN, int C, class Images = Causal>
+__device__ void accumulate(Rows<C>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, Mask mask, int part = 0,
+                           Images images = {}) {
     constexpr int W = WIDTH<T, D>, OF_PART = W * C / D / 16;
     int lane = threadIdx.x % 32;
     float score[SPAN / 8][4] = {};
@@ -125,12 +143,14 @@ __device__ void accumulate(Rows<C>& rows, const u32 (&q)[D / 16][4], const u16* 
         }
     if (mask.needed) {
         const int seen[2] = {mask.seen(lane / 4), mask.seen(lane / 4 + 8)};
+        const int later[2] = {images.later(mask.token(lane / 4), seen[0]),
+                              images.later(mask.token(lane / 4 + 8), seen[1])};
 #pragma unroll
         for (int n = 0; n < SPAN / 8; ++n)
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 int distance = seen[i / 2] - (mask.position + 8 * n + 2 * (lane % 4) + i % 2);
-                if (distance < 0 || distance >= mask.reach) score[n][i] = -INFINITE;
+                if (distance < -later[i / 2] || distance >= mask.reach) score[n][i] = -INFINITE;
             }
     }
     float top[2] = {rows.largest[0], rows.largest[1]};

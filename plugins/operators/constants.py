@@ -7,6 +7,7 @@ from math import pi
 DOMAIN = "tandemrt"
 # Head sizes that the kernels of window_attention support; those of the widest take no cache in float8.
 HEAD_DIMS, WIDE_HEAD_DIM = (32, 64, 128, 256, 512), 512
+IMAGE_ATTENTION_KERNELS = "attention_images"  # file of those for tokens of images that attend both ways
 LATENT = (512, 64)  # values of a latent vector and of a rotated key that the kernels of latent_attention support
 # Limits of the kernels of linear_attention: sizes of a key, by the delta rule and without it, of which a value's is a
 # multiple, tokens of a convolution.

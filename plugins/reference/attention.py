@@ -21,6 +21,7 @@ def window_attention(
     q_norm: npt.NDArray | None = None,
     k_norm: npt.NDArray | None = None,
     sinks: npt.NDArray | None = None,
+    image_ends: npt.ArrayLike | None = None,
     *,
     heads: int,
     kv_heads: int,
@@ -44,9 +45,10 @@ def window_attention(
     ``qkv`` without keys and values: the layer writes none, and its tokens see those that the cache has already.
 
     Token j of a row or run with i tokens in its cache has position i + j and is written there. It sees the positions up
-    to its own: all of them, or the last ``sliding_window`` if that is not 0. All prompts are complete before windows
-    are written. ``mixed`` of padding is 0. Computed in float64; keys and values are rounded to the dtype of the cache
-    before any token sees them, the result once to the dtype of ``qkv``.
+    to its own: all of them, or the last ``sliding_window`` if that is not 0. With ``image_ends`` int [tokens], a token
+    of a run sees later positions, too, up to this end, which its run reaches; 0 for text. All prompts are complete
+    before windows are written. ``mixed`` of padding is 0. Computed in float64; keys and values are rounded to the dtype
+    of the cache before any token sees them, the result once to the dtype of ``qkv``.
 
     Caches in float8_e4m3fn hold keys divided by ``key_scale`` and values divided by ``value_scale``; values that are
     too large become the largest of float8. This is the operator ``float8_window_attention``. A new token sees its own
@@ -64,6 +66,7 @@ def window_attention(
     sink = np.full((heads, 1, 1), -np.inf) if sinks is None else np.asarray(sinks).astype(np.float64)[:, None, None]
     mixed = np.zeros(q.shape)
     window_starts = np.arange(batch + 1) * (windows // batch)
+    ends = np.zeros(len(qkv), np.int64) if image_ends is None else np.asarray(image_ends)
     for first, index_of, table in (
         (windows + starts, np.asarray(prompt_index), np.asarray(prompt_table)),
         (window_starts, index, np.asarray(block_table)),
@@ -85,7 +88,8 @@ def window_attention(
                 for cache, by in ((key_cache, key_scale), (value_cache, value_scale))
             )
             distance = positions[:, None] - seen
-            visible = (distance >= 0) & ((distance < sliding_window) | (sliding_window == 0))
+            later = seen < ends[tokens, None]
+            visible = ((distance >= 0) | later) & ((distance < sliding_window) | (sliding_window == 0))
             query = _rotate(q[tokens], cosine[positions], sine[positions]).swapaxes(0, 1)
             scores = np.where(visible, scale * (query @ keys.transpose(1, 2, 0)), -np.inf)
             largest = np.maximum(scores.max(-1, keepdims=True, initial=-np.inf), sink)

@@ -42,6 +42,7 @@ class ImageInputs:
         self._shift = torch.zeros(slots, dtype=torch.int64, device=device)
         self._positions = Buffer((3, tokens), torch.int64, device)
         self._rows = Buffer((tokens,), torch.int64, device)
+        self._ends = Buffer((tokens,), torch.int64, device)
         self._no_rows = Buffer((slots, window + 1), torch.int64, device)
         self._states = torch.zeros(1 + chunk, int(states.shape[-1]), dtype=self._dtype, device=device)
 
@@ -64,7 +65,7 @@ class ImageInputs:
         without = prompts == NO_PROMPTS
         return {
             **({"positions": self._positions.view(3, *tokens)} if self._has_positions else {}),
-            **({"image_ends": self._no_rows.view(*tokens)} if self._has_ends else {}),
+            **({"image_ends": (self._no_rows if without else self._ends).view(*tokens)} if self._has_ends else {}),
             "image_rows": (self._no_rows if without else self._rows).view(*tokens),
             "image_states": self._states[:1] if without else self._states,
         }
@@ -85,9 +86,13 @@ class ImageInputs:
         positions, rows, states = self._of_tokens(chunks)
         tokens, last = windows + prompts.prompt_tokens, windows + len(rows)
         upload(positions, self._positions.view(3, tokens)[:, windows:last])
-        in_call = self._rows.view(tokens)
-        in_call.zero_()
-        upload(rows, in_call[windows:last])
+        uploads = [(rows, self._rows)]
+        if self._has_ends:
+            uploads.append((np.concatenate([self._ends_in(chunk) for chunk in chunks]), self._ends))
+        for values, buffer in uploads:
+            in_call = buffer.view(tokens)
+            in_call.zero_()
+            upload(values, in_call[windows:last])
         self._write_states(states, self._states)
 
     def of_prompts(self, chunks: Sequence[Chunk]) -> dict[str, torch.Tensor]:

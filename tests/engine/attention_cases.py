@@ -27,6 +27,7 @@ def case(
     max_blocks=None,
     norm=False,
     sinks=False,
+    images=(),
     writes=True,
     dtype=np.float32,
     cached=None,
@@ -37,7 +38,7 @@ def case(
     ``runs`` of prompts, (cached tokens, new tokens) each, follow the draft windows, then ``padding`` tokens.
     Caches have dtype ``cached``, by default that of the other tensors. Every unwritten cache entry is NaN. Block 0 is
     scratch; all blocks of a row of length 0 are there. Without ``writes`` queries have no keys and values, and the new
-    positions are written already.
+    positions are written already. ``images``: (run, first position, end) of images whose tokens see all of them.
     """
     rng = np.random.default_rng([seed, query, head_dim])
     batch, earlier = len(lengths), [*lengths, *(length for length, _ in runs)]
@@ -63,6 +64,10 @@ def case(
             cache[table[row, positions // block_size], :, positions % block_size] = normal(length, kv_heads, head_dim)
     angles = rng.uniform(0, 2 * np.pi, (max_blocks * block_size, head_dim // 2))
     norms = [1 + normal(head_dim) / 4 for _ in range(2)] if norm else [None, None]
+    ends = np.zeros(batch * query + sum(counts) + padding, np.int64)
+    for run, first, end in images:
+        at = batch * query + sum(counts[:run]) - runs[run][0]
+        ends[at + max(first, runs[run][0]) : at + end] = end
     values = [
         normal(batch * query + sum(counts) + padding, (heads + 2 * kv_heads * writes) * head_dim),
         *caches,
@@ -76,6 +81,7 @@ def case(
         np.sin(angles).astype(dtype),
         *(None if each is None else each.astype(dtype) for each in norms),
         rng.normal(size=heads).astype(np.float32) if sinks else None,
+        ends if images else None,
     ]
     return dict(zip(NAMES, values, strict=True))
 

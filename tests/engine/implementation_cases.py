@@ -131,6 +131,11 @@ def _attention(kind: np.dtype[Any]) -> Iterator[Case]:
         tensors = attention_cases.case([1, 63], 3, runs, head_dim=32, norm=True, dtype=kind)
         inputs = {name: array for name, array in tensors.items() if array is not None}
         yield Case(inputs, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
+    for images, sliding_window in (([(0, 5, 70), (1, 60, 66), (2, 140, 150)], 0), ([(0, 0, 9), (2, 131, 163)], 20)):
+        runs = [(0, 70), (65, 1), (130, 33)]
+        tensors = attention_cases.case([1, 63], 3, runs, head_dim=32, norm=True, images=images, dtype=kind)
+        inputs = {name: array for name, array in tensors.items() if array is not None}
+        yield Case(inputs, attention_cases.attributes(head_dim=32, sliding_window=sliding_window))
     for norm, writes, sinks, value_norm in (
         (False, True, True, 0),
         (True, True, True, 1),

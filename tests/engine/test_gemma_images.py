@@ -59,7 +59,15 @@ def expected_logprobs(
     return logits[len(prompt) - 1 : -1].log_softmax(-1)
 
 
-@pytest.mark.parametrize("opened", ["in_chunks", "whole"])
+@pytest.fixture(scope="module")
+def paged(target: Path) -> Iterator[LLM]:
+    """Over a paged cache, with prompt calls of two images at most."""
+    folder = bundle(target.parent, target, "paged", drafting=NGRAM, backend=PAGED, prefill_chunk=2 * TOKENS)
+    with LLM(folder, device="cpu") as llm:
+        yield llm
+
+
+@pytest.mark.parametrize("opened", ["in_chunks", "whole", "paged"])
 @pytest.mark.parametrize("count", [1, 3])
 def test_logprobs_after_images_equal_those_of_transformers(
     request: pytest.FixtureRequest, model: PreTrainedModel, opened: str, count: int
@@ -81,8 +89,9 @@ def test_a_cached_prefix_may_end_within_an_image(in_chunks: LLM, model: PreTrain
     require_equal_logprobs(again, expected_logprobs(model, again.prompt_token_ids, again.token_ids, [picture(7)]))
 
 
-def test_speculation_and_neighbours_change_no_text_after_images(in_chunks: LLM) -> None:
-    require_same_texts_without_drafts(in_chunks, 12)
+@pytest.mark.parametrize("opened", ["in_chunks", "paged"])
+def test_speculation_and_neighbours_change_no_text_after_images(request: pytest.FixtureRequest, opened: str) -> None:
+    require_same_texts_without_drafts(request.getfixturevalue(opened), 12)
 
 
 def test_the_prompt_is_that_of_the_processor(in_chunks: LLM, target: Path) -> None:
@@ -97,23 +106,23 @@ def test_the_prompt_is_that_of_the_processor(in_chunks: LLM, target: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("recipe", "reason"),
+    ("recipe", "kv_dtype", "reason"),
     [
-        ({"backend": PAGED}, "tokens of an image attend to later ones, which onnxruntime-cpu computes in float32"),
-        ({"prefill_chunk": TOKENS - 1}, "prefill_chunk should be at least the 16 tokens of an image"),
+        ({"prefill_chunk": TOKENS - 1}, None, "prefill_chunk should be at least the 16 tokens of an image"),
+        ({"backend": PAGED}, "float8_e4m3", "which no kernel computes over a KV cache in float8"),
     ],
 )
 def test_where_tokens_of_an_image_cannot_see_each_other_text_alone_is_read(
-    target: Path, tmp_path: Path, recipe: dict[str, str], reason: str
+    target: Path, tmp_path: Path, recipe: dict[str, str], kv_dtype: str | None, reason: str
 ) -> None:
     file = write_recipe(tmp_path / "r.toml", target=target, **recipe)  # type: ignore[arg-type]
-    report = build(Recipe.load(file), tmp_path / "text")
+    report = build(Recipe.load(file, kv_dtype=kv_dtype), tmp_path / "text")
     assert report.manifest.vision is None
     assert "images are not read, only text" in report.notes[0]
     assert reason in report.notes[0]
     file.write_text(file.read_text().replace("[draft]", "images = true\n[draft]"))
     with pytest.raises(BadCheckpoint, match=reason):
-        build(Recipe.load(file), tmp_path / "bundle")
+        build(Recipe.load(file, kv_dtype=kv_dtype), tmp_path / "bundle")
 
 
 def test_every_check_passes(in_chunks: LLM) -> None:

@@ -102,6 +102,7 @@ ON = [
     *((kind, "cpu") for kind in INPUTS if kind != "smolvlm"),
     ("smolvlm", "paged"),
     ("gemma4", "paged"),
+    ("gemma4 both ways", "paged"),
     ("mistral3", "paged"),
 ]
 

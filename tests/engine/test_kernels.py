@@ -89,6 +89,7 @@ ATTENTION = ("attention", "attention_float8")
 APPEND, ATTEND, PLAIN = "10 u64, 8 u32, 4 f32, 2 u64", "10 u64, 10 u32, 4 f32, 6 u64", "10 u64, 8 u32, 4 f32, 3 u64"
 PREPARE, PLAIN_RUNS = "12 u64, 9 u32, 4 f32, 4 u64", "12 u64, 8 u32, 4 f32, 3 u64"
 WIDE_RUNS = "12 u64, 10 u32, 4 f32, 3 u64"
+IMAGES, PLAIN_IMAGES = "13 u64, 10 u32, 4 f32, 6 u64", "13 u64, 8 u32, 4 f32, 3 u64"
 ATTEND_RUNS, WIDEN = "12 u64, 10 u32, 4 f32, 6 u64", "12 u64, 8 u32, 4 f32, 4 u64"
 CONVOLVE, SCAN = "7 u64, 1 u32, 1 f32, 5 u64, 20 u32, 1 u64", "7 u64, 20 u32, 2 u64"
 FINISH = "9 u64, 23 u32, 1 f32, 2 u64"
@@ -119,6 +120,8 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] | None) -> dict
     suffix = SUFFIXES[dtype]
     if kernel in (*LOW_BIT_FILES, "linear", "gated_linear") and dtype == "float32":
         return {}
+    if kernel == "attention_images":
+        return {f"attend_images_{suffix}_{size}": PLAIN_IMAGES if dtype == "float32" else IMAGES for size in head_dims}
     if kernel == "latent_attention":
         if dtype == "float32":
             return {f"append_latent_{suffix}": LATENT, f"attend_latent_{suffix}": f"{LATENT}, 1 u64"}
@@ -174,7 +177,7 @@ def sizes_of(kernel: str, capability: str, dtype: str) -> tuple[int, ...] | None
     if kernel == "linear_attention":
         others = tuple(size for size in KEY_DIMS if size != 128)  # that one is in OPTIMIZED
         return others if (capability, dtype) == (HOPPER, "bfloat16") else (128,)
-    if kernel == "attention":
+    if kernel in ("attention", "attention_images"):
         return (64,) if dtype == "float16" else (128,)
     return None
 
@@ -200,8 +203,8 @@ COMPILED = [
     for capability in COMPUTE_CAPABILITIES
     if capability == HOPPER or (dtype == "bfloat16" and capability in by_code(kernel))
     if not kernel.startswith("experts_") or (capability, dtype) == (HOPPER, "bfloat16")
-    if kernel not in ("int8", "float4", "k_quants", "latent_attention") or capability == HOPPER
-    if kernel not in ("k_quants", "latent_attention") or dtype != "float16"
+    if kernel not in ("int8", "float4", "k_quants", "latent_attention", "attention_images") or capability == HOPPER
+    if kernel not in ("k_quants", "latent_attention", "attention_images") or dtype != "float16"
     if kernel != "attention_float8"
 ] + [
     *(("attention", "bfloat16", HOPPER, (size,)) for size in (32, 64, 256, 512)),
@@ -220,7 +223,7 @@ COMPILED = [
 
 # What bundles for most GPUs have. `make test-host-kernels` compiles the others with all optimizations.
 OPTIMIZED = [
-    (kernel, "bfloat16", HOPPER, (128,) if kernel in ("attention", "linear_attention") else None)
+    (kernel, "bfloat16", HOPPER, (128,) if kernel in ("attention", "attention_images", "linear_attention") else None)
     for kernel in compiler.kernel_names()
     if kernel != "attention_float8"
 ]
