@@ -71,11 +71,8 @@ class _Layers(TowerParts):
     def embedded(self, pixels: ir.Value) -> ir.Value:
         """The frames of a still image are equal, so their weights are added."""
         b, w, spec, name = self.b, self.w, self.spec, self.spec.kind.patches
-        side, colours, frames = (
-            spec.entry.patch_size,
-            3 * spec.entry.patch_size**2,
-            (spec.frames,) if spec.frames else (),
-        )
+        side, frames = spec.entry.patch_size, (spec.frames,) if spec.frames else ()
+        colours = 3 * side**2
         if spec.kind.colours_last:
             stored = b.op("Reshape", w(f"{name}.weight", (spec.hidden, colours)), b.constant([spec.hidden, side**2, 3]))
             weight = b.op("Transpose", stored, perm=[0, 2, 1])

@@ -24,7 +24,8 @@ _SQUARES = ((1, 1), (2, 5), (6, 4))  # rows and columns of image tokens
 def check_tower(bundle: Bundle, entry: VisionEntry, engine: Engine, threads: int | None) -> Iterator[CheckResult]:
     """Compare ``engine`` for images of several shapes."""
     reference = open_reference(bundle, "vision", threads, {})
-    images = [_image(entry, rows, columns) for rows, columns in _shapes(entry)]
+    shapes = _SQUARES if entry.resize != "square" else ((entry.side // entry.factor,) * 2,)
+    images = [_image(entry, rows, columns) for rows, columns in shapes]
     expected = [states_of(reference, image) for image in images]
     states = [states_of(engine, image) for image in images]
     apart = max(float((a - b).abs().max()) for a, b in zip(states, expected, strict=True))
@@ -39,10 +40,6 @@ def check_tower(bundle: Bundle, entry: VisionEntry, engine: Engine, threads: int
         passed_if(share <= tolerance),
         {"tolerance": tolerance, "images": len(images), "tokens": tokens, "relative": share},
     )
-
-
-def _shapes(entry: VisionEntry) -> tuple[tuple[int, int], ...]:
-    return _SQUARES if entry.resize != "square" else ((entry.side // entry.factor,) * 2,)
 
 
 def _image(entry: VisionEntry, rows: int, columns: int) -> Image:

@@ -65,7 +65,8 @@ def patches_in_worker(data: bytes | str, most: int, entry: VisionEntry) -> WithB
     try:
         file = b64decode(data, validate=True) if isinstance(data, str) else data
     except (binascii.Error, ValueError) as error:
-        raise BadRequest(f"image: a data URL must hold base64: {clipped(error)}; encode it again") from None
+        rule = "image: a data URL must hold base64 without line breaks"
+        raise BadRequest(f"{rule}: {clipped(error)}; encode it again") from None
     grid, images = parts(_opened(file, most), entry)
     cuts = [in_patches(np.asarray(image), entry) for image in images]
     return WithBytes((grid, [shape for shape, _ in cuts]), b"".join(patches.data for _, patches in cuts))
