@@ -52,7 +52,7 @@ class BlockConvolutions:
             at = b.constant(side * taps + tap)
             weight = b.op("Add", b.op("Gather", bases, at, axis=0), b.op("Gather", kernels, at, axis=2))
             values = tokens
-            if tap:  # as Pad, which onnxruntime-cuda lacks in bfloat16
+            if tap:  # as Pad, which no GPU has in bfloat16
                 place = np.arange(self.block) - tap
                 earlier = b.op("Gather", tokens, b.constant(np.maximum(place, 0)), axis=1)
                 exists = (place >= 0).reshape(-1, 1, 1)
