@@ -230,24 +230,11 @@ class Body:
         graphs = [self._subgraph(write) for write in (then, otherwise)]
         return self.ops("If", condition, outputs=len(graphs[0].outputs), then_branch=graphs[0], else_branch=graphs[1])
 
-    def scan_columns(
-        self, start: BodyValue, columns: BodyValue, step: Callable[[BodyValue, BodyValue], BodyValue]
-    ) -> BodyValue:
-        """``Scan``: return the value before each column of ``columns`` [batch, n], n > 0: [batch, n].
-
-        ``start`` [batch] is the first; ``step(value, column)`` gives the next. All are float64.
-        """
-        value, column = (BodyValue(self, ir.Value(name=self._fresh(), type=ir.TensorType(FLOAT64))) for _ in range(2))
-
-        graph = self._subgraph(lambda: [step(value, column), value], value, column)
-        axes: dict[str, Any] = {"scan_input_axes": [1], "scan_output_axes": [1]}
-        return self.ops("Scan", start, columns, outputs=2, body=graph, num_scan_inputs=1, **axes)[1]
-
-    def _subgraph(self, write: Callable[[], Sequence[BodyValue]], *inputs: BodyValue) -> ir.Graph:
+    def _subgraph(self, write: Callable[[], Sequence[BodyValue]]) -> ir.Graph:
         outer, self._nodes = self._nodes, []
         outputs = [self.op("Identity", tensor).value for tensor in write()]
         nodes, self._nodes = self._nodes, outer
-        return ir.Graph([each.value for each in inputs], outputs, nodes=nodes, name=self._fresh())
+        return ir.Graph([], outputs, nodes=nodes, name=self._fresh())
 
     def _value(self, operand: Any) -> ir.Value:
         if isinstance(operand, BodyValue):

@@ -40,12 +40,6 @@ class DraftWindow:
         column = self.body.full(self.body.concat(self.batch, np.array([1], np.int64), axis=0), filler)
         return self.body.concat(values, column, axis=1)
 
-    def samplable_length(self) -> BodyValue:
-        """Return the number of drafts before the first row that cannot be sampled, [batch]."""
-        column = self.body.full(self.body.concat(self.batch, np.array([1], np.int64), axis=0), np.float32(0))
-        flags = self.body.concat(self.samplable.cast(FLOAT32), column, axis=1)
-        return self.body.op("Min", self.length, self.body.op("ArgMin", flags, axis=-1, keepdims=0))
-
     def written(self, accepted: BodyValue, final: BodyValue) -> tuple[BodyValue, BodyValue]:
         """Return the accepted drafts, then ``final`` if its row allows a draw, then −1; and the number of tokens."""
         body, end = self.body, accepted.expand_dims(-1)

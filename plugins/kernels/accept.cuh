@@ -43,7 +43,7 @@ __device__ __forceinline__ Contender part_winner(const Row<T>& row, const Reques
                                                  int last, const typename Row<T>::Incoming& next, bool& empty) {
     empty = false;
     if (!request.sampled) return greedy_part(row, first, last, next);
-    Noise noise(request.seed, request.place(index), refused ? u32(RESIDUAL) : purpose);
+    Noise noise(request.seed, request.position + index, refused ? u32(RESIDUAL) : purpose);
     if (refused) {
         const float* proposed = dist.stats.drawn ? drafts.of_row(index, row.vocab) : nullptr;
         Contender best = draw_part(row, FromResidual(dist, proposed, drafts.tokens[index]), noise, first, last, next);

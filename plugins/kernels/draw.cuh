@@ -8,14 +8,12 @@
 #include "noise.cuh"
 #include "reduce.cuh"
 
-// A row after its filters, and what the rejection rule says about it (row_stats, window_stats).
+// A row after its filters, and the verdict on its draft under the rejection rule (row_stats).
 struct Stats {
     double total;     // sum of exp(score) over the tokens that are kept
-    double share;     // of the target's mass that the drafts before the row may keep
-    double ratio;     // p / q of the row's draft
     float peak;       // largest finite logit, -infinity if there is none
     float threshold;  // smallest score that is kept
-    int stands;       // the coin keeps the drafts before the row
+    int stands;       // the row's draft is accepted
     int drawn;        // the draft has a distribution (else it is one-hot)
 };
 
@@ -38,11 +36,6 @@ struct Distribution {
         return filtered ? stats.peak + reach - (fabsf(reach) + fabsf(stats.peak)) * 1e-6f : -INFINITE;
     }
 };
-
-// What is left of `share` times p after q. The compiler must not fuse it.
-__device__ __forceinline__ double surplus(double share, float p, float q) {
-    return __dsub_rn(__dmul_rn(share, double(p)), double(q));
-}
 
 // How a value and its noise add up. Units are those of the logits, or of scores above temperature 1, so nothing
 // overflows. At temperature 0 the logits alone decide.
@@ -109,7 +102,7 @@ struct FromResidual {
         float q = proposed ? proposed[token] : (token == draft ? 1.0f : 0.0f);
         q = q > 0.0f ? q : 0.0f;
         if (exp2_approx(ceiling(x) * 1.4426950f) + 1e-37f <= q) return false;
-        float residual = float(surplus(dist.stats.share, dist.probability(x), q));
+        float residual = dist.probability(x) - q;
         out = float(log(double(residual)));
         return residual > 0.0f;
     }

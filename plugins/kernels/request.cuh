@@ -3,8 +3,6 @@
 #include "draw.cuh"
 #include "sampling.cuh"  // written by sampling_header.py
 
-#define REJECTION_STRIDE (u64(1) << 40)  // of plugins/operators/constants.py
-
 #define MEMBER(TYPE, NAME) TYPE NAME;
 #define LOAD(TYPE, NAME) NAME(all.NAME[i]),
 #define OR_ON(TYPE, NAME) || NAME > 0
@@ -23,11 +21,6 @@ struct Request {
         if (top_k >= vocab) top_k = 0;
         if (top_p >= 1.0f) top_p = 0.0f;
         filtered = sampled && (false FOR_FILTERS(OR_ON));
-    }
-
-    // The position of the random streams of a row.
-    __device__ __forceinline__ u64 place(int row) const {
-        return position + u64(row) * (by_rejection ? REJECTION_STRIDE : 1);
     }
 };
 

@@ -8,8 +8,6 @@
 #pragma once
 #include "request.cuh"
 
-#define LEAST_PROBABILITY 1.1754943508222875e-38  // as in reference/verify.py
-
 #define BINS 2048
 #define BIN_WIDTH 0.015625f  // of the first histogram: it covers scores down to -32; further ones go by float bits
 
@@ -341,21 +339,15 @@ __device__ __forceinline__ bool value_stats(const Row<T>&, const Request&, bool,
 template <class T>
 __device__ __forceinline__ Distribution row_distribution(const Row<T>& row, const Request& request, bool normalise,
                                                          Histogram& histogram) {
-    Distribution dist = {{1.0, 1.0, 0.0, -INFINITE, -INFINITE, 0, 0}, request.temperature, false};
+    Distribution dist = {{1.0, -INFINITE, -INFINITE, 0, 0}, request.temperature, false};
     dist.filtered = true;  // during the search, by the threshold found so far
     if (!value_stats(row, request, normalise, dist, histogram)) general_stats(row, request, normalise, dist, histogram);
     dist.filtered = request.filtered;
     return dist;
 }
 
-// The uniform of the acceptance test of a row.
-__device__ __forceinline__ double coin(const Request& request, int row) {
-    u32 words[4];
-    Noise(request.seed, request.place(row), ACCEPT).quad(0, words);
-    return uniform(words[0]);
-}
-
-// The rejection rule: whether the draft of `row` has a distribution, and its ratio. All threads call it together.
+// The rejection rule: whether the draft of `row` is accepted, and whether it has a distribution. All threads call it
+// together.
 template <class T>
 __device__ __forceinline__ void judge(const Row<T>& row, const Request& request, const Drafts& drafts, int index,
                                       Distribution& dist) {
@@ -377,39 +369,7 @@ __device__ __forceinline__ void judge(const Row<T>& row, const Request& request,
         if (drawn) q = own > 0.0f ? own : 0.0f;
     }
     if (!inside || dist.stats.peak == -INFINITE) return;
-    dist.stats.ratio = double(dist.probability(row.at(int(draft)))) / fmax(double(q), LEAST_PROBABILITY);
-}
-
-// The rejection rule: whether `index` drafts are kept (reference/verify.py), with `share` left at that row. `last`: no
-// more drafts can be kept. All threads call it together.
-template <class T>
-__device__ __forceinline__ bool keeps(const Row<T>& row, const Request& request, const Drafts& drafts, int index,
-                                      const Distribution& dist, double share, bool last) {
-    if (index == 0) return true;
-    double uniform = coin(request, index - 1);
-    if (last) return uniform < share;
-    if (share >= 1.0) return true;
-    if (uniform > share * 1.001) return false;  // the chance is at most the share
-    const float* proposed = dist.stats.drawn ? drafts.of_row(index, row.vocab) : nullptr;
-    int draft = int(drafts.tokens[index]);
-    float scale = float(share / dist.stats.total);
-    double sum = 0.0;
-    int groups = row.groups();
-    typename Row<T>::Incoming next = row.fetch(threadIdx.x, groups);
-#pragma unroll 1
-    for (int at = threadIdx.x; at < groups; at += blockDim.x) {
-        typename Row<T>::Group group = next.take();
-        next = row.fetch(at + blockDim.x, groups);
-        float q[8];
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            int token = 8 * at + i;
-            q[i] = !proposed ? float(token == draft) : token < row.vocab ? fmaxf(proposed[token], 0.0f) : 0.0f;
-        }
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (dist.kept(group.at(i))) sum += fmaxf(expf(dist.score(group.at(i))) * scale - q[i], 0.0f);
-    }
-    sum = block_sum(sum);
-    return uniform * (sum + 1.0 - share) < sum;
+    u32 words[4];
+    Noise(request.seed, request.position + index, ACCEPT).quad(0, words);
+    dist.stats.stands = uniform(words[0]) * double(q) < double(dist.probability(row.at(int(draft))));
 }

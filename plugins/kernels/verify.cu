@@ -1,5 +1,5 @@
-// Verification and drafting for a batch: row_stats if a request filters or uses the rejection rule, window_stats for
-// the latter, then choose, whose last block per request also accepts. Parameters: inputs, int32 scalars, outputs.
+// Verification and drafting for a batch: row_stats if a request filters or uses the rejection rule, then choose,
+// whose last block per request also accepts. Parameters: inputs, int32 scalars, outputs.
 #include "accept.cuh"
 #include "variants.cuh"
 
@@ -68,10 +68,11 @@ __device__ __forceinline__ int winner(const Partial* partials, int parts, const 
     return best.token;
 }
 
-// Under the rejection rule: the number of accepted drafts, from the flags of window_stats.
+// Under the rejection rule: the number of accepted drafts, from the flags of row_stats.
 __device__ __forceinline__ int standing(const Stats* stats, int length) {
     int lane = threadIdx.x & 31;
-    return 31 - __clz(__ballot_sync(ALL_LANES, lane <= length && stats[lane].stands));
+    u32 refused = __ballot_sync(ALL_LANES, lane < length && !stats[lane].stands);
+    return refused ? __ffs(refused) - 1 : length;
 }
 
 // Add the counts of this block to those of its row in global memory. The last block of a row gets the sum and leaves
@@ -125,34 +126,7 @@ __device__ __forceinline__ void row_stats(const T* logits, const int* bitmask, c
     if (gridDim.x > 1 && !merge(histogram.low, counts + place * BF16_COUNTS, arrivals + place)) return;
     Distribution dist = row_distribution(row, request, normalise, histogram);
     if (request.by_rejection && index < drafts.length) judge(row, request, drafts, index, dist);
-    dist.stats.stands = index == 0;  // no draft is kept, unless window_stats finds more
     if (threadIdx.x == 0) stats[place] = dist.stats;
-}
-
-// Grid (1, rows, batch), 1024 threads. Completes the stats of requests under the rejection rule: each row says whether
-// the drafts before it are kept.
-template <class T>
-__device__ __forceinline__ void window_stats(const T* logits, const int* bitmask, const i64* draft_tokens,
-                                             const i64* draft_len, const Sampling& sampling, const float* draft_probs,
-                                             int rows, int vocab, Stats* stats) {
-    int index = blockIdx.y, item = blockIdx.z;
-    Request request(sampling, item, vocab);
-    Drafts drafts(draft_tokens, draft_len, draft_probs, item, rows, vocab);
-    if (!request.by_rejection || index > drafts.length) return;
-    Stats* all = stats + i64(item) * rows;
-    double share = 1.0;
-    bool reached = true;
-    for (int before = 0; before < index; before++) {
-        reached = reached && all[before].peak > -INFINITE;
-        share = fmin(share * all[before].ratio, 1.0);
-    }
-    Distribution dist = {all[index], request.temperature, request.filtered};
-    Row<T> row(logits, bitmask, i64(item) * rows + index, vocab);
-    bool last = index == drafts.length || dist.stats.peak == -INFINITE;
-    bool stands = reached && keeps(row, request, drafts, index, dist, share, last);
-    if (threadIdx.x) return;
-    all[index].share = share;
-    all[index].stands = stands;
 }
 
 // Grid (parts, rows, batch). Each block finds the winner of its part of its row. The last block of a request to end
@@ -177,7 +151,7 @@ __device__ __forceinline__ void choose(const T* logits, const int* bitmask, cons
     int accepted = by_rejection ? standing(mine, drafts.length) : 0;
 
     if (by_rejection ? index == accepted : index <= drafts.length) {
-        Distribution dist = {{1.0, 1.0, 0.0, 0.0f, -INFINITE, 0, 0}, request.temperature, filtered};
+        Distribution dist = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, filtered};
         if (by_rejection || filtered) dist.stats = mine[index];
         bool refused = by_rejection && index < drafts.length, empty;
         Contender best = part_winner(row, request, dist, drafts, index, refused, target_purpose(request, drafting),
@@ -220,7 +194,7 @@ __device__ __forceinline__ void write_draft_probs(const T* logits, const Samplin
     Request request(sampling, item, vocab);
     Row<T> row(logits, nullptr, item, vocab, ids);
     bool drawn = request.sampled && token[item] >= 0;
-    Distribution dist = {{1.0, 1.0, 0.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
+    Distribution dist = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
     if (drawn) dist.stats = stats[item];
     for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vocab; i += gridDim.x * blockDim.x)
         probs[i64(item) * vocab + i] = drawn ? dist.probability(row.at(i)) : float(row.id(i) == token[item]);
@@ -233,11 +207,6 @@ __device__ __forceinline__ void write_draft_probs(const T* logits, const Samplin
         const float* draft_probs, int rows, int vocab, int with_probs, u32* counts, u32* arrivals, Stats* stats) {     \
         row_stats(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, with_probs, counts,    \
                   arrivals, stats);                                                                                    \
-    }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(1024)                                                                 \
-        window_stats_##NAME(const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len,        \
-                            SAMPLING_PARAMETERS, const float* draft_probs, int rows, int vocab, Stats* stats) {        \
-        window_stats(logits, bitmask, draft_tokens, draft_len, SAMPLING, draft_probs, rows, vocab, stats);             \
     }                                                                                                                  \
     extern "C" __global__ void __launch_bounds__(256, 3) choose_##NAME(                                                \
         const T* logits, const int* bitmask, const i64* draft_tokens, const i64* draft_len, SAMPLING_PARAMETERS,       \

@@ -19,7 +19,7 @@ from tandemrt.plugins.tensors.devices.lookup import device_of
 
 _DRAFTED = ("draft_tokens", "draft_len")
 
-_STATS_BYTES, _PARTIAL_BYTES = 40, 20
+_STATS_BYTES, _PARTIAL_BYTES = 24, 20
 _COUNTS = 8452  # BF16_COUNTS of stats.cuh
 _CHOOSE_THREADS, _STATS_THREADS, _PROBS_THREADS = 256, 1024, 256
 _GROUP = 8  # tokens that a thread processes at a time
@@ -157,7 +157,7 @@ def _choice(
     with_probs: bool = False,
     target_ids: torch.Tensor | None = None,
 ) -> list[Launch]:
-    """Bind the kernels row_stats and window_stats (if ``stats``), and choose."""
+    """Bind the kernels row_stats (if ``stats``) and choose."""
     logits = inputs[0]
     assert logits is not None
     batch, rows, vocab = logits.shape
@@ -176,9 +176,6 @@ def _choice(
         grid = (stats_parts(batch * rows, vocab, sm_count) if dtype == "bf16" else 1, rows, batch)
         kernel = module.kernel(f"row_stats_{dtype}")
         launches.append(Launch(kernel, grid, (_STATS_THREADS, 1, 1), *arguments))
-        if inputs[2] is not None:  # drafts
-            kernel, arguments = module.kernel(f"window_stats_{dtype}"), (*inputs, draft_probs, *sizes, workspace.stats)
-            launches.append(Launch(kernel, (1, rows, batch), (_STATS_THREADS, 1, 1), *arguments))
     scratch = (workspace.partials, workspace.counters)
     arguments = (
         *inputs,

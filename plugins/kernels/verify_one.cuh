@@ -7,24 +7,6 @@
 #pragma once
 #include "accept.cuh"
 
-// The rejection rule: the number of drafts that are kept, and the `share` at the row after them.
-template <class T>
-__device__ __forceinline__ int kept_drafts(const T* logits, const Request& request, const Drafts& drafts, int rows,
-                                           int vocab, Histogram& histogram, double& share) {
-    int kept = 0;
-    double left = 1.0;
-    for (int index = 0;; index++) {
-        Row<T> row(logits, nullptr, i64(blockIdx.x) * rows + index, vocab);
-        count_values(row, 0, row.groups(), histogram);
-        Distribution dist = row_distribution(row, request, true, histogram);
-        bool last = index == drafts.length || dist.stats.peak == -INFINITE;
-        if (!last) judge(row, request, drafts, index, dist);
-        if (keeps(row, request, drafts, index, dist, left, last)) kept = index, share = left;
-        if (last) return kept;
-        left = fmin(left * dist.stats.ratio, 1.0);
-    }
-}
-
 // Grid (batch), 1024 threads. `draft_probs` may be null.
 template <class T>
 __device__ __forceinline__ void verify_one(const T* logits, const i64* draft_tokens, const i64* draft_len,
@@ -35,18 +17,16 @@ __device__ __forceinline__ void verify_one(const T* logits, const i64* draft_tok
     Request request(sampling, item, vocab);
     Drafts drafts(draft_tokens, draft_len, draft_probs, item, rows, vocab);
     int accepted = 0, token = -1;
-    double share = 1.0;
-    if (request.by_rejection) accepted = kept_drafts(logits, request, drafts, rows, vocab, histogram, share);
     for (;; accepted++) {
         Row<T> row(logits, nullptr, i64(item) * rows + accepted, vocab);
-        Distribution dist = {{1.0, 1.0, 0.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
+        Distribution dist = {{1.0, 0.0f, -INFINITE, 0, 0}, request.temperature, request.filtered};
         if (request.filtered || request.by_rejection) {
             count_values(row, 0, row.groups(), histogram);
             dist = row_distribution(row, request, request.by_rejection, histogram);
         }
         bool drafted = accepted < drafts.length, refused = request.by_rejection && drafted, empty;
         if (refused) judge(row, request, drafts, accepted, dist);
-        dist.stats.share = share;
+        if (dist.stats.stands) continue;
         int last = row.groups();
         typename Row<T>::Incoming next = row.fetch(threadIdx.x, last);
         token = part_winner(row, request, dist, drafts, accepted, refused, SAMPLE, 0, last, next, empty).token;

@@ -44,12 +44,7 @@ class Rule(IntEnum):
     """Verification rule of a request. A batch may mix both rules (docs/design.md)."""
 
     COUPLED = 0  # draw from the target with position-keyed noise, accept while the draw equals the draft
-    REJECTION = 1  # block verification: accept drafts by their probabilities, else draw from the residual
-
-
-# Under Rule.REJECTION the random streams of the rows of a window lie this many positions apart, so that no two windows
-# share one: the drafts and coins of later rows decided what an earlier window kept.
-REJECTION_STRIDE = 1 << 40
+    REJECTION = 1  # accept with probability min(1, p/q), else draw from the residual
 
 
 class Purpose(IntEnum):

@@ -1,19 +1,15 @@
 """``verify_draft``: accept a prefix of each request's draft tokens and choose the token after it.
 
 Each request uses one of two rules. *Coupled* draws every row from the target with position-keyed noise and accepts
-while the draw equals the draft, so the emitted tokens never depend on the draft. *Rejection* is block verification (Sun
-et al., "Block verification accelerates speculative decoding", ICLR 2025). It decides the drafts of a window together,
-and accepts at least as many as speculative sampling (Leviathan, Kalman and Matias, "Fast inference from transformers
-via speculative decoding", ICML 2023), which decides them one by one. For one draft both are the same.
+while the draw equals the draft, so the emitted tokens never depend on the draft. *Rejection* is speculative sampling
+(Leviathan, Kalman and Matias, "Fast inference from transformers via speculative decoding", ICML 2023).
 
-Rejection uses independent random streams. A drafted row uses the draft's own draw (DRAFT), the acceptance test (ACCEPT)
-and the residual (RESIDUAL). The row after all drafts uses one draw from the target (SAMPLE). The drafts and coins of
-later rows decide how many drafts are kept. The next window must not draw them again, so the streams belong to the
-window: row i of the window that begins at ``position`` uses ``position`` + i · REJECTION_STRIDE, for its draft, too.
-
-There is one condition: the end of the window must not depend on the token that would have been drafted next. The caller
-therefore never cuts the window before a draft token that the mask forbids. It passes the token on; the rejection rule
-rejects it and draws from the residual.
+Rejection uses independent random streams. A drafted position uses the draft's own draw (DRAFT), the acceptance test
+(ACCEPT) and the residual (RESIDUAL). Any other position uses one draw from the target (SAMPLE). No decision at an
+earlier position reads these streams at this position. Each token therefore has the target's distribution given its
+prefix, however the positions are split into draft windows. There is one condition: the end of the window must not
+depend on the token that would have been drafted next. The caller therefore never cuts the window before a draft token
+that the mask forbids. It passes the token on; the rejection rule rejects it and draws from the residual.
 """
 
 from typing import Any
@@ -21,12 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.plugins.operators.constants import REJECTION_STRIDE, Purpose, Rule
+from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference.arguments import sampling_vectors
 from tandemrt.plugins.reference.filters import filter_logits, finite_logits, probabilities
 from tandemrt.plugins.reference.noise import accept_coin, position_noise
-
-_LEAST_PROBABILITY = 2.0**-126  # of a draft that its own distribution excludes, so that no ratio is infinite
 
 
 def verify_draft(
@@ -58,11 +52,11 @@ def verify_draft(
     length = np.asarray(draft_len, dtype=np.int64)
     _check_draft(draft, length, batch, window)
     vectors = sampling_vectors(batch, **sampling)
+    seed, position = vectors["seed"], vectors["position"]
     sampled = vectors["temperature"] > 0
     rejection = sampled & (vectors["rule"] == Rule.REJECTION)
-    stride = np.where(rejection, REJECTION_STRIDE, 1)[:, None]
-    positions = vectors["position"][:, None] + np.arange(rows) * stride
-    seeds = vectors["seed"][:, None]
+    positions = position[:, None] + np.arange(rows)
+    seeds = seed[:, None]
 
     scores = filter_logits(raw, vectors)
     drawn = np.argmax(scores + position_noise(seeds, positions, Purpose.SAMPLE, vocab), axis=-1)
@@ -73,29 +67,23 @@ def verify_draft(
     in_vocab = (draft >= 0) & (draft < vocab)
     p, q = (_of_token(probs, np.where(in_vocab, draft, 0)) for probs in (target[:, :window], proposed))
     coin = accept_coin(seeds, positions[:, :window])
+    token_accepted = np.where(rejection[:, None], coin * q < p, choice[:, :window] == draft)
 
     samplable = np.isfinite(raw).any(axis=-1)
-    length = np.minimum(length, np.cumprod(samplable, axis=-1).sum(axis=-1))  # up to a row that cannot be drawn
-    agrees = (choice[:, :window] == draft) & in_vocab & (np.arange(window) < length[:, None])
-    kept = _kept(np.where(in_vocab, p, 0), q)
-    accepted = np.where(
-        rejection,
-        _accepted(kept, target, proposed, coin, length),
-        np.cumprod(agrees, axis=-1, dtype=np.int64).sum(axis=-1),
-    )
+    in_run = token_accepted & in_vocab & samplable[:, :window] & (np.arange(window) < length[:, None])
+    accepted = np.cumprod(in_run, axis=-1, dtype=np.int64).sum(axis=-1)
 
     # The row after the accepted drafts: a bonus token if all were accepted, else a replacement.
     every = np.arange(batch)
     padded = np.concatenate((proposed, np.zeros((batch, 1, vocab), np.float32)), axis=1)
-    mass = kept[every, accepted, None] * target[every, accepted]
-    residual = np.maximum((mass - padded[every, accepted]).astype(np.float32), 0)
+    residual = np.maximum(target[every, accepted] - padded[every, accepted], 0)
     empty = ~(residual > 0).any(axis=-1)
     with np.errstate(divide="ignore"):
         replaced = np.log(residual, dtype=np.float64).astype(np.float32)
     bonus = accepted == length
     final_scores = np.where((bonus | empty)[:, None], scores[every, accepted], replaced)
     purpose = np.where(bonus, Purpose.SAMPLE, Purpose.RESIDUAL)
-    noise = position_noise(vectors["seed"], positions[every, accepted], purpose, vocab)
+    noise = position_noise(seed, position + accepted, purpose, vocab)
     final = np.where(rejection, np.argmax(final_scores + noise, axis=-1), choice[every, accepted])
 
     count = accepted + samplable[every, accepted]
@@ -103,37 +91,6 @@ def verify_draft(
     tokens[:, :window] = np.where(np.arange(window) < accepted[:, None], draft, -1)
     tokens[every, accepted] = np.where(samplable[every, accepted], final, -1)
     return tokens, count.astype(np.int64)
-
-
-def _kept(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    """Return, float64 [batch, rows], the share of the target's mass that the drafts before each row may keep.
-
-    It is the product of the ratios p / q of these drafts, cut to 1 at each. ``p`` and ``q`` are theirs, [batch, K].
-    """
-    kept = np.ones((p.shape[0], p.shape[1] + 1))
-    ratio = p / np.maximum(q, _LEAST_PROBABILITY, dtype=np.float64)
-    for row in range(p.shape[1]):
-        kept[:, row + 1] = np.minimum(kept[:, row] * ratio[:, row], 1)
-    return kept
-
-
-def _accepted(
-    kept: np.ndarray, target: np.ndarray, proposed: np.ndarray, coin: np.ndarray, length: np.ndarray
-) -> np.ndarray:
-    """Return the number of drafts [batch] that the rejection rule keeps: the largest one that its coin accepts.
-
-    To keep i of fewer than ``length`` drafts has the chance s / (s + 1 − k), where k is ``kept`` at row i and s the sum
-    of max(k · p − q, 0) there. To keep all has the chance k.
-    """
-    window = coin.shape[1]
-    share = kept[:, 1:window]
-    surplus = np.maximum(share[..., None] * target[:, 1:window] - proposed[:, 1:], 0).sum(axis=-1)
-    some = (share >= 1) | (coin[:, : window - 1] * (surplus + 1 - share) < surplus)
-    every = coin < kept[:, 1:]
-    number = np.arange(1, window + 1)
-    stands = np.where(number == length[:, None], every, np.concatenate((some, every[:, -1:]), axis=1))
-    most: np.ndarray = np.max(np.where(stands & (number <= length[:, None]), number, 0), axis=1, initial=0)
-    return most
 
 
 def _proposed(draft: np.ndarray, draft_probs: npt.ArrayLike | None, vocab: int) -> np.ndarray:

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tandemrt.engines.contract.calls import NO_PROMPTS
-from tandemrt.plugins.operators.constants import REJECTION_STRIDE
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.device.backends.base import Call
@@ -116,9 +115,6 @@ class StepSampler(Sampler):
         self.tokens = torch.zeros(window, slots, dtype=torch.int64, device=device)
         self.index = torch.zeros(window + 2, slots, dtype=torch.int64, device=device)
         self._offsets = torch.arange(-1, window + 1, device=device)[:, None]
-        # Positions of the random streams of each step in rounds with the rejection rule; others use `index`.
-        self._streams = torch.zeros(window, slots, dtype=torch.int64, device=device)
-        self._strides = torch.arange(window, device=device)[:, None] * (REJECTION_STRIDE - 1)
         self._step_probs = Buffer((slots, draft.width), torch.float32, device)
         self._sample_call = cache(self._bind_step)
         self._stops: Round | None = None  # the round in progress, if it may stop before the end of its window
@@ -143,10 +139,6 @@ class StepSampler(Sampler):
         """See Sampler.sample. Run and sample each step, on a CPU as long as a further token promises enough."""
         batch, window, width = shape.batch, shape.window, self._draft.width
         torch.add(self._draft.state.view("length", batch), self._offsets, out=self.index[:, :batch])
-        if shape.keep_probs:
-            streams = self._streams[:, :batch]
-            torch.mul(self._draft.state.view("rule", batch), self._strides, out=streams)
-            torch.add(streams, self.index[2:, :batch], out=streams)
         one_token = shape.without_prompts._replace(window=1)
         round_, self._stops = self._stops, None
         confidence = None if round_ is None else Confidence(sorted(round_.rows), self._column_of)
@@ -174,7 +166,7 @@ class StepSampler(Sampler):
         batch, width = shape.batch, self._draft.width
         tensors = self._draft.state.drafting(batch) | {
             "logits": self.logits.view(batch, 1, width),
-            "position": self._streams[step, :batch] if shape.keep_probs else self.index[step + 2, :batch],
+            "position": self.index[step + 2, :batch],
             "token": self.tokens[step, :batch],
         }
         probs = self._step_probs.view(batch, width) if shape.keep_probs else None
@@ -189,8 +181,6 @@ class WindowSampler(Sampler):
         slots, window, device = draft.slots, draft.window, draft.device
         self.logits = Buffer((slots, window, draft.width), draft.dtype, device)
         self._steps = torch.arange(window, device=device)
-        self._strides = self._steps * (REJECTION_STRIDE - 1)  # of the rejection rule, beyond the steps
-        self._streams = Buffer((slots, window), torch.int64, device)
         reduced = draft.width < draft.vocab
         self._probs = Buffer((slots, window, draft.width), torch.float32, device) if reduced else self._draft_probs
         self._sampling = {
@@ -208,10 +198,6 @@ class WindowSampler(Sampler):
             torch.index_select(values, 0, self._slot_of_row(batch, window), out=self._repeated(name, batch, window))
         position = self._sampling["position"].view(batch, window)
         torch.add(position, self._steps[:window], out=position)
-        if shape.keep_probs:
-            streams, rule = self._streams.view(batch, window), self._sampling["rule"].view(batch, window)
-            torch.mul(rule, self._strides[:window], out=streams)
-            torch.add(position, streams, out=position)
         call = self._sample_call(shape.without_prompts)
         with self._masking() as masks:
             if masks is None:

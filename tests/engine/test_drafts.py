@@ -25,7 +25,7 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
-from tandemrt.plugins.operators.constants import REJECTION_STRIDE, Purpose, Rule
+from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference.noise import position_noise
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.requests.request import StreamOutput
@@ -501,7 +501,7 @@ def test_verification_reads_the_probabilities_that_drafts_were_sampled_from(buil
         known = len(prompt)
         for (drafts, count), probs in zip(watched.rounds, watched.probs, strict=True):
             for at, token in enumerate(drafts[: len(prompt) + 20 - known - 1]):
-                noise = position_noise(seed, known + at * REJECTION_STRIDE, Purpose.DRAFT, VOCAB)
+                noise = position_noise(seed, known + at, Purpose.DRAFT, VOCAB)
                 with np.errstate(divide="ignore"):
                     assert int(np.argmax(np.log(probs[at]) + noise)) == token
                 assert probs[at].sum() == pytest.approx(1.0, abs=1e-5)

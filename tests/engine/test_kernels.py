@@ -68,7 +68,6 @@ ENTRIES = {
     "swiglu": {"swiglu": "1 u64, 1 u32, 1 u64"},
     "verify": {
         "row_stats": f"{5 + len(SAMPLING_PARAMETERS)} u64, 3 u32, 3 u64",
-        "window_stats": f"{5 + len(SAMPLING_PARAMETERS)} u64, 2 u32, 1 u64",
         "choose": f"{7 + len(SAMPLING_PARAMETERS)} u64, 3 u32, 7 u64",
         "draft_probs": f"{4 + len(SAMPLING_PARAMETERS)} u64, 1 u32, 1 u64",
     },

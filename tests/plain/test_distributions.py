@@ -195,37 +195,6 @@ def test_the_rejection_rule_must_see_a_masked_draft_token():
     assert check(rule="coupled", usable=before_the_refused_token) < FAIR
 
 
-def test_windows_that_share_streams_under_the_rejection_rule_are_detected(monkeypatch):
-    """Control: later drafts and coins of a window decide what it keeps, so the next one must not draw them again."""
-    monkeypatch.setattr("tandemrt.plugins.reference.verify.REJECTION_STRIDE", 1)
-    monkeypatch.setattr("tests.plain.tiny_language.REJECTION_STRIDE", 1)
-    assert misfit(open_language(), rule="rejection", window=3) > BIASED
-
-
-@pytest.mark.parametrize("make", [open_language, filtered_language], ids=["open", "masked and filtered"])
-def test_the_rejection_rule_accepts_as_many_drafts_as_the_best_coupling_of_windows(make):
-    """The first i drafts are kept with the chance min(1, last chance times p / q), more often than one by one."""
-    language, window = make(), 4
-    target, draft = language.target_probs(), language.distributions(language.draft)
-    drawn, kept, states = np.ones(1), {"together": np.ones(1), "one by one": np.ones(1)}, [(0, 0)]
-    expected = dict.fromkeys(kept, 0.0)
-    for _ in range(window):
-        p, q = (np.concatenate([each[state] for state in states]) for each in (target, draft))
-        ratio = p / np.where(q > 0, q, 1)
-        drawn = np.repeat(drawn, language.vocab) * q
-        kept = {name: np.repeat(chance, language.vocab) for name, chance in kept.items()}
-        kept = {
-            "together": np.minimum(kept["together"] * ratio, 1),
-            "one by one": kept["one by one"] * np.minimum(ratio, 1),
-        }
-        expected = {name: total + (drawn * kept[name]).sum() for name, total in expected.items()}
-        states = [(last, token) for _, last in states for token in range(language.vocab)]
-    accepted = speculate(language, rule="rejection", window=window, length=1, requests=REQUESTS // 3).counts[0] - 1
-    error = accepted.std() / np.sqrt(REQUESTS // 3)
-    assert abs(accepted.mean() - expected["together"]) < 4 * error
-    assert accepted.mean() - expected["one by one"] > 6 * error
-
-
 def overlap(language):
     """Σ min(p, q) of the first position, where every request stands in the same state."""
     target, draft = language.target_probs()[0, 0], language.distributions(language.draft)[0, 0]

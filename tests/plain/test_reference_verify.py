@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tandemrt.engines.contract.sampling_parameters import FILTERS
-from tandemrt.plugins.operators.constants import REJECTION_STRIDE, Purpose, Rule
+from tandemrt.plugins.operators.constants import Purpose, Rule
 from tandemrt.plugins.reference import accept_coin, position_noise, sample_draft, token_bitmask, verify_draft
 from tests.plain.test_reference_noise import LARGEST_COIN_SEED, SMALLEST_COIN_SEED
 
@@ -150,13 +150,11 @@ def test_a_rejection_uses_the_coin_of_its_own_position():
     np.testing.assert_array_equal(count == 2, accept_coin(seeds, 3) < 0.5)
 
 
-def test_every_draft_of_a_window_has_a_coin_of_its_own():
-    """One token of two, drafted without a draw: the shares are 1/2, 1/4 and 1/8."""
+def test_every_draft_of_a_window_uses_the_coin_of_its_own_position():
     seeds, halves = np.arange(400), np.log(np.full((400, 4, 2), 0.5))
     _, count = verify(halves, np.zeros((400, 3)), seed=seeds, rule="rejection", position=3)
-    one, two, three = (accept_coin(seeds, 3 + row * REJECTION_STRIDE) for row in range(3))
-    kept = np.select([three < 1 / 8, two < (1 / 8) / (1 / 8 + 3 / 4), one < (1 / 4) / (1 / 4 + 1 / 2)], [3, 2, 1])
-    np.testing.assert_array_equal(count, 1 + kept)
+    stands = np.stack([accept_coin(seeds, position) < 0.5 for position in (3, 4, 5)], axis=1)
+    np.testing.assert_array_equal(count, 1 + np.cumprod(stands, axis=1).sum(axis=1))
     assert set(count) == {1, 2, 3, 4}
 
 
@@ -167,7 +165,7 @@ def test_a_fully_accepted_run_ends_with_a_draw_from_the_target(length):
     logits[:, :length, 1:] = -np.inf  # every drafted token has probability 1
     tokens, count = verify(logits, np.zeros((300, 3)), np.full(300, length), seed=seeds, rule="rejection", position=3)
     assert set(count) == {length + 1}
-    noise = position_noise(seeds, 3 + length * REJECTION_STRIDE, Purpose.SAMPLE, 4)
+    noise = position_noise(seeds, 3 + length, Purpose.SAMPLE, 4)
     np.testing.assert_array_equal(tokens[:, length], np.argmax(target + noise, axis=-1))
 
 

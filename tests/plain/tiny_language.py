@@ -17,7 +17,6 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from tandemrt.plugins.operators.constants import REJECTION_STRIDE
 from tandemrt.plugins.reference import adjust_logits, sample_draft, token_bitmask, verify_draft
 
 # (logits [requests, vocab], request arguments) -> tokens [requests], probs [requests, vocab] or None for one-hot
@@ -141,8 +140,7 @@ def speculate(
         probs = np.zeros((running.size, window, vocab), np.float32)
         for i in range(window):
             logits = language.draft[recent[:, i], recent[:, i + 1]]
-            stride = REJECTION_STRIDE if rule == "rejection" else 1
-            recent[:, i + 2], distributions = drafter(logits, **request, position=start + i * stride)
+            recent[:, i + 2], distributions = drafter(logits, **request, position=start + i)
             probs[:, i] = 0 if distributions is None else distributions
         states = recent[:, :-1], recent[:, 1:]
         mask = language.mask[states]
