@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from weakref import WeakMethod
 
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.llm.llm import LLM
@@ -88,7 +89,13 @@ class AsyncAnswer:
         self._unwritten: list[OutputDelta] = []  # that ``next`` returns first
         self._tokenizer = llm.tokenizer.backend
         self._sources: dict[Request, TokenSources] = {}
-        self._streams = [AsyncRequestStream(llm, each, notifier, self._arrive) for each in parsed.by_prompt()]
+        arrive = WeakMethod(self._arrive)  # so that a refused request is freed at once, not by a garbage collection
+
+        def wake() -> None:
+            if (call := arrive()) is not None:
+                call()
+
+        self._streams = [AsyncRequestStream(llm, each, notifier, wake) for each in parsed.by_prompt()]
 
     async def start(self) -> None:
         """Queue the prompts outside the event loop. Raises BadRequest or QueueFull."""

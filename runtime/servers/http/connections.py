@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any
+from weakref import ref
 
 import h11
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -125,15 +126,17 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
     def handle_events(self) -> None:
         super().handle_events()
         if self.cycle is not None:
-            extensions: Any = {WRITE_PART: partial(self._write_part, self.cycle)}
+            extensions: Any = {WRITE_PART: partial(self._write_part, ref(self.cycle))}  # which refers to them
             self.cycle.scope["extensions"] = extensions
         self._watch_head()
         self._watch_leaving()
 
-    def _write_part(self, cycle: RequestResponseCycle, part: bytes) -> bool:
+    def _write_part(self, response: ref[RequestResponseCycle], part: bytes) -> bool:
         """See WRITE_PART. It cannot while the client has not taken the part before it."""
-        waits = self.flow.write_paused or cycle.disconnected
-        if waits or cycle.response_complete or not cycle.response_started:
+        cycle = response()
+        if cycle is None or cycle.response_complete or not cycle.response_started:
+            return False
+        if self.flow.write_paused or cycle.disconnected:
             return False
         self.transport.write(self.conn.send(h11.Data(data=part)) or b"")
         return True
