@@ -28,6 +28,7 @@ from tandemrt.export.passes.cut import cut
 from tandemrt.export.passes.transposed_matmuls import fuse_transposed_matmuls
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.runtime.check import texts
 from tandemrt.runtime.check.cases import edge_case_batch, reference_verify
 from tandemrt.runtime.check.decoder_run import DecodePlan, DecoderRunner, score_at_once
 from tandemrt.runtime.check.logits import TOLERANCES
@@ -44,11 +45,13 @@ from tests.makers import tiny_checkpoint, write_recipe
 from tools.models.random_checkpoint import Dtype, Family, Size, write_checkpoint
 
 CPU = torch.device("cpu")
+TEXTS = 6
 
 
 @pytest.fixture
 def check(monkeypatch, capsys, tmp_path):
-    """Run the command on a bundle; return the exit code, what was printed and the report."""
+    """Run the command on a bundle, with six texts; return the exit code, what was printed and the report."""
+    monkeypatch.setattr(texts, "COUNT", TEXTS)
 
     def run(bundle: Path) -> tuple[int, str, dict]:
         report = tmp_path / "report.json"
@@ -87,8 +90,8 @@ def test_a_good_bundle_passes_every_check(which, request, check):
         check for check, verdict in verdict_of.items() if verdict == "pass"
     }
     assert verdict_of["graph replay of target"] == "not applicable"
-    texts = next(row for row in report["findings"] if row["check"] == "texts with speculation")
-    assert texts["numbers"]["equal"] == texts["numbers"]["texts"] == 20
+    compared = next(row for row in report["findings"] if row["check"] == "texts with speculation")
+    assert compared["numbers"]["equal"] == compared["numbers"]["texts"] == TEXTS
 
 
 def test_texts_are_not_compared_without_a_draft(tmp_path, check):

@@ -106,13 +106,6 @@ def test_text_that_fails_its_requested_check_is_kept_with_the_reason(llm: LLM) -
     assert "the finished text is not valid" in str(bad.error)
 
 
-def test_the_demo_runs_and_its_promises_hold(demo_bundle: Path) -> None:
-    printed = run(sys.executable, "-m", "tools.demo.demo", str(demo_bundle))
-    assert printed.count("valid against its schema") == 4
-    assert printed.count("same text with speculation off") == 4
-    assert "the budget ended the reasoning" in printed
-
-
 def test_the_trace_of_a_comparison_begins_with_the_answer(demo_bundle: Path, tmp_path: Path) -> None:
     page = tmp_path / "out.html"
     options = ("--max-tokens", "40", "--compare", "--trace", str(page), "--threads", "1")
@@ -151,17 +144,6 @@ def test_bench_measures_both_ways(demo_bundle: Path, tmp_path: Path) -> None:
     assert printed["speculative"]["rounds"] < printed["autoregressive"]["rounds"]
     phases = {"propose", "target", "wait", "commit", "deliver", "fill", "verify"}
     assert set(printed["autoregressive"]["ms_per_round"]) == phases
-
-
-def test_bench_makes_up_prompts_when_it_gets_none(demo_bundle: Path) -> None:
-    options = ("--requests", "2", "--max-tokens", "8", "--repeats", "1", "--threads", "1")
-    assert "speculation / autoregressive" in run(str(BIN / "tandemrt"), "bench", str(demo_bundle), *options)
-
-
-def test_the_doctor_names_every_backend() -> None:
-    printed = run(str(BIN / "tandemrt"), "doctor")
-    for backend in ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt-rtx", "tensorrt"):
-        assert backend in printed
 
 
 @pytest.mark.parametrize(("recipe", "floor"), [("demo-eagle3", 3.9), ("demo-pard", 5.4), ("demo-dflash", 4.9)])

@@ -75,6 +75,9 @@ def test_every_command_of_the_readme_runs_from_an_installed_wheel(installed: Pat
     assert done.returncode == 0, done.stdout + done.stderr
     assert "without speculation: the same text" in done.stdout
     assert "everything holds" in done.stdout
+    assert "speculation / autoregressive" in done.stdout, "of prompts that bench makes up"
+    for backend in ("onnxruntime-cpu", "onnxruntime-cuda", "tensorrt-rtx", "tensorrt"):
+        assert f" {backend} " in done.stdout, "the doctor names it"
     for code in blocks("python"):
         python = [installed, "-c", code]
         done = subprocess.run(

@@ -150,6 +150,8 @@ def test_the_demo_prints_what_the_page_shows(folder: Path) -> None:
     printed = run(f"python -m tools.demo.demo {BUNDLE}", folder)
     shown = block("README.md", "text", "valid against").text
     assert re.sub(r"\d+ ms", "", printed).count(re.sub(r"\d+ ms", "", shown)) == 1
+    assert printed.count("valid against its schema") == printed.count("same text with speculation off") == 4
+    assert "the budget ended the reasoning" in printed
 
 
 def test_make_demo_runs_commands_that_tests_run() -> None:
