@@ -2,6 +2,8 @@
 #if defined(__x86_64__) && !defined(PORTABLE) && !defined(NO_AVX512)
 #include "low_bit_int8_loads.h"
 
+#include <cpuid.h>
+
 typedef uint32_t Words16 __attribute__((vector_size(64)));
 
 #define NAME(function) low_bit_int8_##function##_avx512
@@ -20,4 +22,15 @@ typedef uint32_t Words16 __attribute__((vector_size(64)));
 #define WHOLE(sums, bits) _mm512_cvtepi32_ps((__m512i)(sums))
 #define MULTIPLY_ADD(a, b, c) _mm512_fmadd_ps(a, b, c)
 #include "low_bit_int8_rows.h"
+
+#if defined(__linux__) && !defined(NO_AMX) && __has_include(<amxint8intrin.h>)
+#include "low_bit_int8_amx.h"
+#else
+int low_bit_int8_has_tiles(void) { return 0; }
+RoundRow low_bit_int8_round_avx2;
+void low_bit_int8_round_amx(const Call* call, size_t row) { low_bit_int8_round_avx2(call, row); }
+void low_bit_int8_rows_amx(const Call* call, size_t first, size_t last, size_t row, size_t end) {
+    low_bit_int8_rows_avx512(call, first, last, row, end);
+}
+#endif
 #endif

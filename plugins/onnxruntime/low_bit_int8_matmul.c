@@ -9,8 +9,6 @@
 
 #define INPUTS 8             /* of the operator */
 #define TABLE 7              /* the input with the table */
-#define TILES 8              /* tiles of an item, which one thread computes */
-#define ROWS 32              /* its rows: the rounded inputs of few rows stay in the nearest cache */
 #define ROUNDED_AT_ONCE 8192 /* inputs from which on several threads round them */
 
 /* ---- portable ---- */
@@ -100,15 +98,16 @@ static void rows_portable(const Call* call, size_t first, size_t last, size_t ro
 /* ---- the custom operator ---- */
 
 /* Of the other files. */
-RoundRow low_bit_int8_round_avx2;
-Rows low_bit_int8_rows_avx2, low_bit_int8_rows_avx512, low_bit_int8_rows_neon;
-int low_bit_int8_has_dot_products(void);
+RoundRow low_bit_int8_round_avx2, low_bit_int8_round_amx;
+Rows low_bit_int8_rows_avx2, low_bit_int8_rows_avx512, low_bit_int8_rows_amx, low_bit_int8_rows_neon;
+int low_bit_int8_has_tiles(void), low_bit_int8_has_dot_products(void);
 
 typedef struct {
     OrtApi api;
     int64_t bits, group_size, width;
     RoundRow* round;
     Rows* multiply;
+    size_t rows; /* of an item */
 } Kernel;
 
 typedef struct {
@@ -123,7 +122,7 @@ static void round_item(void* work, size_t row) {
 
 static void multiply_item(void* work, size_t item) {
     const Work* w = work;
-    const Part part = part_of(item, count_of(w->call->width, COLUMNS), TILES, w->call->rows, ROWS);
+    const Part part = part_of(item, count_of(w->call->width, COLUMNS), TILES, w->call->rows, w->kernel->rows);
     w->kernel->multiply(w->call, part.first, part.last, part.row, part.end);
 }
 
@@ -175,19 +174,21 @@ static OrtStatus* compute(void* self, void* context) {
     if (steps == 0) goto done;
     TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made));
     call.out = made;
-    scratch = malloc(steps * sizeof(Rounded));
+    const size_t bytes = (steps + LATER_ROWS * call.steps) * sizeof(Rounded);
+    scratch = malloc(bytes + count_of(call.rows, TILE_ROWS) * call.steps * sizeof(TileRows));
     if (scratch == NULL) {
         status = failure(api, "low_bit_int8_matmul: out of memory");
         goto done;
     }
     call.rounded = scratch;
+    call.tile_rows = (void*)((char*)scratch + bytes);
     Work work = {kernel, &call};
     if (call.rows * call.inner >= ROUNDED_AT_ONCE) {
         TRY(parallel(api, context, round_item, call.rows, &work));
     } else {
         for (size_t row = 0; row < call.rows; row++) round_item(&work, row);
     }
-    TRY(parallel(api, context, multiply_item, count_of(tiles, TILES) * count_of(call.rows, ROWS), &work));
+    TRY(parallel(api, context, multiply_item, count_of(tiles, TILES) * count_of(call.rows, kernel->rows), &work));
 done:
     free(scratch);
     return status;
@@ -196,7 +197,7 @@ done:
 static OrtStatus* init(OrtApi api, const void* info, void* made) {
     OrtStatus* status = NULL;
     Kernel* kernel = made;
-    *kernel = (Kernel){api, 0, 0, 0, round_row, rows_portable};
+    *kernel = (Kernel){api, 0, 0, 0, round_row, rows_portable, ROWS};
 #if defined(__x86_64__) && !defined(PORTABLE)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
         kernel->round = low_bit_int8_round_avx2;
@@ -205,6 +206,11 @@ static OrtStatus* init(OrtApi api, const void* info, void* made) {
         if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
             __builtin_cpu_supports("avx512vnni"))
             kernel->multiply = low_bit_int8_rows_avx512;
+        if (kernel->multiply == low_bit_int8_rows_avx512 && low_bit_int8_has_tiles()) {
+            kernel->round = low_bit_int8_round_amx;
+            kernel->multiply = low_bit_int8_rows_amx;
+            kernel->rows = AMX_ROWS;
+        }
 #endif
     }
 #elif defined(__aarch64__) && !defined(PORTABLE)

@@ -4,6 +4,28 @@
 
 #define VECTOR_TILES (VECTOR_COLUMNS > COLUMNS ? VECTOR_COLUMNS / COLUMNS : 1)
 
+/* Unpack the weights of eight inputs, those of pair ``pair`` of a step: ``low`` gets the first four of each output.
+ * ``plane``: further bits, of which those of earlier pairs are gone. */
+TARGET INLINE void NAME(unpack)(const uint8_t* weight, size_t next_tile, size_t pair, const int bits,
+                                const int by_table, WORDS entries, WORDS* plane, WORDS* low, WORDS* high) {
+    const uint8_t* at = weight + (bits == 8 ? 64 : 32) * pair;
+    const WORDS both = JOIN(WORDS, load_words(at), load_words(at + next_tile));
+    *low = both & 0x0f0f0f0f;
+    *high = both >> 4 & 0x0f0f0f0f;
+    if (bits == 8) {
+        *low = both;
+        *high = JOIN(WORDS, load_words(at + 32), load_words(at + 32 + next_tile));
+    } else if (bits > 4) {
+        const uint32_t more = bits == 5 ? 0x10101010 : 0x30303030;
+        *low |= *plane << 4 & more;
+        *high |= *plane << (8 - bits) & more;
+        *plane >>= 2 * (bits - 4);
+    } else if (by_table) {
+        *low = LOOK_UP(entries, *low);
+        *high = LOOK_UP(entries, *high);
+    }
+}
+
 /* Compute ``rows`` rows of VECTOR_COLUMNS outputs of weights of ``bits`` bits, from output ``column`` of a tile on. The
  * weights choose among the entries of a table if ``by_table``. ``rows``, ``bits`` and ``by_table`` are constants. A
  * tile that is missing computes the first one again. */
@@ -46,21 +68,8 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t column, siz
                 plane = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
             }
             _Pragma("GCC unroll 1") for (size_t pair = part * pairs; pair < (part + 1) * pairs; pair++) {
-                const uint8_t* at = weight + (bits == 8 ? 64 : 32) * pair;
-                const WORDS both = JOIN(WORDS, load_words(at), load_words(at + next * bytes));
-                WORDS low = both & 0x0f0f0f0f, high = both >> 4 & 0x0f0f0f0f;
-                if (bits == 8) {
-                    low = both;
-                    high = JOIN(WORDS, load_words(at + 32), load_words(at + 32 + next * bytes));
-                } else if (bits > 4) {
-                    const uint32_t more = bits == 5 ? 0x10101010 : 0x30303030;
-                    low |= plane << 4 & more;
-                    high |= plane << (8 - bits) & more;
-                    plane >>= 2 * (bits - 4);
-                } else if (by_table) {
-                    low = LOOK_UP(entries, low);
-                    high = LOOK_UP(entries, high);
-                }
+                WORDS low, high;
+                NAME(unpack)(weight, next * bytes, pair, bits, by_table, entries, &plane, &low, &high);
                 UNROLL
                 for (int r = 0; r < rows; r++) {
                     const int8_t* integers = x[(size_t)r * steps].integers + 8 * pair;

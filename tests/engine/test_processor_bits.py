@@ -38,11 +38,12 @@ def computed(operator: str, tensors: Tensors, attributes: Mapping[str, Any], *op
 
 def assert_equal_bits(operator: str, tensors: Tensors, attributes: Mapping[str, Any]) -> None:
     expected = computed(operator, tensors, attributes, "-DNO_AVX512")
-    for name, values in computed(operator, tensors, attributes).items():
-        np.testing.assert_array_equal(values, expected[name], f"{operator}: {name}")
-        if values.dtype == np.float32:  # above, 0 equals -0
-            numbers = ~np.isnan(values)
-            np.testing.assert_array_equal(np.signbit(values[numbers]), np.signbit(expected[name][numbers]), name)
+    for options in ((), ("-DNO_AMX",)):
+        for name, values in computed(operator, tensors, attributes, *options).items():
+            np.testing.assert_array_equal(values, expected[name], f"{operator}: {name} {options}")
+            if values.dtype == np.float32:  # above, 0 equals -0
+                numbers = ~np.isnan(values)
+                np.testing.assert_array_equal(np.signbit(values[numbers]), np.signbit(expected[name][numbers]), name)
 
 
 @pytest.mark.parametrize("operator", custom_operators.OPERATORS)
