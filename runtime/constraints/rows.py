@@ -129,6 +129,13 @@ class MaskRows:
         self._holds(index, None)
         self._without[index] = row, token
 
+    def forbid(self, index: int, token: int) -> None:
+        """Forbid ``token`` in row ``index``, unless the row allows no other token."""
+        row = self.writable(index)
+        bitmask.forbid(row, token)
+        if not row.any():
+            bitmask.allow(row, token)
+
     def others_than(self, rows: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.intp]:
         """Return which groups of ``count`` rows are no copies of a shared row; ``rows``: its ``id``, for each group."""
         ids = self._ids[: len(rows) * count].reshape(len(rows), count)

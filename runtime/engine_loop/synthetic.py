@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tandemrt.runtime.constraints.rows import MaskRows
-from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.requests.running import RunningRequest
 
 _STEP = 0x9E3779B97F4A7C15
@@ -31,10 +30,7 @@ def accept_synthetic(mean: float, running: RunningRequest, tokens: Sequence[int]
     for at in range(count):
         masks.allow_only(first + at, tokens[at])
     if count < len(tokens):
-        row, token = masks.writable(first + count), tokens[count]
-        bitmask.forbid(row, token)
-        if not row.any():  # no other token is allowed
-            bitmask.allow(row, token)
+        masks.forbid(first + count, tokens[count])
     return count
 
 
