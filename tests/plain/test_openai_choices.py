@@ -12,10 +12,10 @@ from tandemrt import SamplingParams
 from tandemrt.engines.text.tokenizer import Tokenizer
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.request import RequestOutput, Speculation
+from tandemrt.runtime.servers.json_text import encode_event
 from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
 from tandemrt.runtime.servers.openai.formatters import ChatFormatter, CompletionFormatter, usage_of
 from tandemrt.runtime.servers.openai.protocol import Function, StreamOptions
-from tandemrt.runtime.servers.openai.protocols import encode_event
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.openai.token_texts import TokenText
 from tandemrt.runtime.servers.openai.tools import ToolCallSpec

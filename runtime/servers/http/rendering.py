@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.request import RequestOutput
+from tandemrt.runtime.servers.json_text import encode_event
 from tandemrt.runtime.servers.openai.formatters import CompletionFormatter
-from tandemrt.runtime.servers.openai.protocols import Endpoint, Formatter, encode_event
+from tandemrt.runtime.servers.openai.protocols import Endpoint, Formatter, data_event
 from tandemrt.runtime.servers.request_stream import OutputDelta
 from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.fair import FairExecutor
@@ -53,7 +54,7 @@ class AnswerWriter:
         if not isinstance(self.formatter, CompletionFormatter) or values_of_text(size) > SMALL:
             return None
         chunk = self.formatter.text_chunk(delta)
-        return None if chunk is None else f"data: {chunk}\n\n".encode()
+        return None if chunk is None else data_event(chunk).encode()
 
     async def events(self, deltas: Sequence[OutputDelta], prompt_tokens: int) -> bytes:
         """Return the events of a stream for ``deltas``."""

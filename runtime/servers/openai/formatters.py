@@ -16,7 +16,7 @@ from tandemrt.engines.text.tokenizer import Tokenizer
 from tandemrt.runtime.requests.logprobs import TokenLogprobs
 from tandemrt.runtime.requests.prompt import Prompt
 from tandemrt.runtime.requests.request import RequestOutput, Speculation
-from tandemrt.runtime.servers.json_text import encode_ascii
+from tandemrt.runtime.servers.json_text import encode_event
 from tandemrt.runtime.servers.openai.choices import ChatChoice, CompletionChoice
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest
 from tandemrt.runtime.servers.openai.token_texts import token_text
@@ -66,9 +66,8 @@ class CompletionFormatter:
             or self._usage.continuous_usage_stats
             or self._usage.include_token_sources
         )
-        self._around: dict[
-            tuple[int, bool], list[str]
-        ] = {}  # what precedes, separates and follows texts; see text_chunk
+        # JSON before and after the text of such a chunk, by output and whether it is reasoning; see text_chunk
+        self._around: dict[tuple[int, bool], list[str]] = {}
         self._tokens = 0  # of all outputs so far
         self._outputs: dict[int, RequestOutput] = {}  # finished ones
 
@@ -91,7 +90,7 @@ class CompletionFormatter:
         around = self._around.get((delta.index, delta.text == ""))
         if around is None or delta.output is not None or (delta.text == "") == (delta.reasoning == ""):
             return None
-        return encode_ascii(delta.text or delta.reasoning).join(around)
+        return encode_event(delta.text or delta.reasoning).join(around)
 
     def _shown(self, output: RequestOutput) -> RequestOutput:
         """Return the part of an output that the response contains."""
@@ -122,7 +121,7 @@ class CompletionFormatter:
         if self._texts_alone and choices and (delta.index, False) not in self._around:
             for is_reasoning in (False, True) if self._include_reasoning else (False,):
                 example = self._chunk(self._choices[delta.index].text_choice(_TEXT, is_reasoning=is_reasoning), so_far)
-                self._around[delta.index, is_reasoning] = encode_ascii(example).split(encode_ascii(_TEXT))
+                self._around[delta.index, is_reasoning] = encode_event(example).split(encode_event(_TEXT))
         if chunks:
             chunks[0] |= self._warnings  # in the first chunk of the stream only
             self._warnings = {}

@@ -9,15 +9,13 @@ from tandemrt.runtime.requests.request import RequestOutput
 from tandemrt.runtime.servers.anthropic.answer import MessageFormatter
 from tandemrt.runtime.servers.anthropic.errors import anthropic_error
 from tandemrt.runtime.servers.anthropic.request import parse_messages_request
-from tandemrt.runtime.servers.json_text import encode_ascii
+from tandemrt.runtime.servers.json_text import encode_event
 from tandemrt.runtime.servers.openai.errors import error_body
 from tandemrt.runtime.servers.openai.formatters import ChatFormatter, CompletionFormatter
 from tandemrt.runtime.servers.openai.request_body import CompletionRequest, parse_chat, parse_completion
 from tandemrt.runtime.servers.openai.responses_answer import ResponsesFormatter, error_event
 from tandemrt.runtime.servers.openai.responses_request import parse_responses
 from tandemrt.runtime.servers.request_stream import OutputDelta
-
-encode_event = encode_ascii  # some clients end a line at U+2028
 
 
 class Formatter(Protocol):
@@ -56,7 +54,7 @@ class Endpoint:
 
     def events(self, chunks: Sequence[Mapping[str, Any]], encode: Callable[[Any], str] = encode_event) -> str:
         """Return ``chunks`` as server-sent events. ``encode`` writes JSON in one line."""
-        return "".join([f"{self._name(chunk)}data: {encode(chunk)}\n\n" for chunk in chunks])
+        return "".join([f"{self._name(chunk)}{data_event(encode(chunk))}" for chunk in chunks])
 
     def failure(self, error: BaseException) -> str:
         """Return the last events of a stream that ``error`` ends."""
@@ -66,7 +64,12 @@ class Endpoint:
         return f"event: {chunk['type']}\n" if self.event_names else ""
 
 
-_DONE = "data: [DONE]\n\n"
+def data_event(data: str) -> str:
+    """Return the server-sent event of ``data`` in one line."""
+    return f"data: {data}\n\n"
+
+
+_DONE = data_event("[DONE]")
 _CHAT = Endpoint(parse_chat, ChatFormatter, end=_DONE)
 _MESSAGES = Endpoint(
     parse_messages_request, MessageFormatter, error=anthropic_error, stream_error=anthropic_error, event_names=True
