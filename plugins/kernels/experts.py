@@ -41,12 +41,10 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
     _require_sizes(tensors, routing)
     if not x.numel():
         return EmptyCall()
-    few = OrderedMixture if _in_order(tensors, context) else ExpertsCall
-    grouped = has_groups(x, context)
-    same_bits = (
-        few is OrderedMixture and context.batch_invariant and grouped and _same_bits(tensors, attributes, context)
-    )
-    if same_bits or not (grouped and context.batch_invariant):
+    in_order, grouped = _in_order(tensors, context), has_groups(x, context)
+    few = OrderedMixture if in_order else ExpertsCall
+    prompts_apart = grouped and context.batch_invariant and not (in_order and _same_bits(tensors, attributes, context))
+    if not prompts_apart:
         return (GroupedMixture if grouped and fill_groups(routing) else few)(tensors, attributes, context)
     windows, prompts = split_rows(tensors, ("x", "router_logits", "mixed"))
     calls: list[Call] = [] if windows is None else [few(windows, attributes, context)]

@@ -88,8 +88,7 @@ class GroupedMixture:
         self._gate_up = gate_up.values.view(experts, 2 * width, hidden).transpose(1, 2)
         self._down = down.values.view(experts, hidden, width).transpose(1, 2)
         self._make_gate_up, self._make_down = gate_up.make, down.make
-        self._routes, self._summed = routes, (self._module, routing)
-        self._mixed, self._down_bias = mixed, tensors.get("down_bias")
+        self._sum = routes.sum(self._module, routing, tensors.get("down_bias"), mixed)
 
     def run(self) -> None:
         """Enqueue on torch's current stream."""
@@ -106,4 +105,4 @@ class GroupedMixture:
         if self._make_down is not None:
             self._make_down.run(stream)
         expert_outputs = torch._grouped_mm(self._activated, self._down, offs=self._ends)
-        self._routes.sum(*self._summed, expert_outputs, self._down_bias, self._mixed).run(stream)
+        self._sum(expert_outputs).run(stream)

@@ -133,8 +133,6 @@ struct KeptWeights {
     __device__ __forceinline__ u32 oldest() {
         if (stages == 6) wait_copies<4>();
         else if (stages == 4) wait_copies<2>();
-        else if (stages == 8) wait_copies<6>();
-        else if (stages == 12) wait_copies<10>();
         else wait_copies<0>();
         __syncwarp();
         return ring + after(slot) * STAGE;

@@ -41,7 +41,7 @@ class OrderedMixture:
         def matmul(name: str, rows: torch.Tensor, weight: torch.Tensor, *more: Any) -> Launch:
             """Bind a persistent launch with a block per SM, which fills it."""
             inner = rows.shape[-1]
-            stages = next(each for each in depths if shared_bytes(room, inner, each) <= module.shared_memory)
+            stages = next(depth for depth in depths if shared_bytes(room, inner, depth) <= module.shared_memory)
             how, shared = map(np.int32, (room, stages)), shared_bytes(room, inner, stages)
             kernel, blocks = module.kernel(f"{name}_{suffix(x)}", shared=shared), (module.sm_count, 1, 1)
             items = (routes.items, routes.item_count)
@@ -54,7 +54,7 @@ class OrderedMixture:
             *routes.launches(module, logits, routing, tensors.get("expert_factors")),
             matmul("gate_up_ordered", x, tensors["gate_up"], routes.order, np.int32(routing.choices), *biased),
             matmul("down_ordered", activated, down, outputs),
-            routes.sum(module, routing, outputs, tensors.get("down_bias"), mixed),
+            routes.sum(module, routing, tensors.get("down_bias"), mixed)(outputs),
         )
 
     def run(self) -> None:

@@ -1,6 +1,6 @@
 """Routing of ``experts`` on a GPU: pairs of a row and an expert, sorted by expert."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,19 +109,17 @@ class Routes:
         self,
         module: KernelModule,
         routing: Routing,
-        outputs: torch.Tensor,
         bias: torch.Tensor | None,
         mixed: torch.Tensor,
-    ) -> Launch:
-        """Bind the sum of each row's pairs of ``outputs`` [places, hidden], which are biased and weighted here."""
+    ) -> Callable[[torch.Tensor], Launch]:
+        """Return what binds the sum of each row's pairs of outputs [places, hidden], which are biased and weighted."""
         hidden, wide = mixed.shape[-1], 16 // mixed.element_size()
         grid = (routing.rows, -(-hidden // (wide * _THREADS)), 1)
         kernel, experts = module.kernel(f"sum_places_{suffix(mixed)}"), np.int32(routing.experts)
         sizes = (np.int32(routing.choices), np.int32(hidden))
-        placed = (self.places, self.routing_weights, self.ends, experts)
-        return Launch(
-            kernel, grid, (_THREADS, 1, 1), outputs, *placed, bias, *sizes, mixed, early=module.architecture >= HOPPER
-        )
+        rest = (self.places, self.routing_weights, self.ends, experts, bias, *sizes, mixed)
+        early = module.architecture >= HOPPER
+        return lambda outputs: Launch(kernel, grid, (_THREADS, 1, 1), outputs, *rest, early=early)
 
 
 def max_items(pairs: int, experts: int, item: int = ITEM) -> int:
