@@ -18,6 +18,7 @@
 #define TILES 8                                                  /* tiles of an item, which one thread computes */
 #define ROWS 32                    /* its rows: the rounded inputs of few rows stay in the nearest cache */
 #define AMX_ROWS 64                /* the same for AMX, where more rows share the unpacking */
+#define TILE_ROWS 16               /* that AMX multiplies at once */
 #define LATER_ROWS (TILE_ROWS - 1) /* that AMX reads after the last one; their sums are not used */
 #define TINY 1e-30f                /* a step whose largest input is not above counts as zeros */
 
@@ -28,8 +29,7 @@ typedef struct {
     float scale, sums[3], scaled_sums[3];
     int32_t starts[3];
 } Rounded;
-#define TILE_ROWS 16
-/* The same of the rows that AMX multiplies at once. */
+/* The same of TILE_ROWS rows. */
 typedef struct { float scale[TILE_ROWS], sums[TILE_ROWS], scaled_sums[TILE_ROWS]; } TileRows;
 #define SUM_OF(parts, part) ((parts) == 1 ? (size_t)2 : (part))
 
@@ -42,7 +42,7 @@ typedef struct {
     const int8_t *subscales, *suboffsets; /* [tiles, groups, COLUMNS], or NULL */
     const uint8_t* table;                 /* [ENTRIES], integers of 8 bits that those of 4 bits choose among; or NULL */
     float* out;
-    Rounded* rounded;    /* [rows + LATER_ROWS, steps] */
+    Rounded* rounded;    /* [rows, steps], for AMX [rows + LATER_ROWS, steps] */
     TileRows* tile_rows; /* [rows / TILE_ROWS, steps], for AMX */
     size_t rows, inner, width, bits, wide, steps, groups, parts_of_group, scales_of_output, groups_of_scale;
 } Call;

@@ -174,8 +174,10 @@ static OrtStatus* compute(void* self, void* context) {
     if (steps == 0) goto done;
     TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made));
     call.out = made;
-    const size_t bytes = (steps + LATER_ROWS * call.steps) * sizeof(Rounded);
-    scratch = malloc(bytes + count_of(call.rows, TILE_ROWS) * call.steps * sizeof(TileRows));
+    const int by_tiles = kernel->rows == AMX_ROWS;
+    const size_t bytes = (steps + (by_tiles ? LATER_ROWS * call.steps : 0)) * sizeof(Rounded);
+    const size_t tile_steps = by_tiles ? count_of(call.rows, TILE_ROWS) * call.steps : 0;
+    scratch = malloc(bytes + tile_steps * sizeof(TileRows));
     if (scratch == NULL) {
         status = failure(api, "low_bit_int8_matmul: out of memory");
         goto done;
