@@ -86,7 +86,7 @@ class _Entry(Record):
     @property
     def draft_vocab(self) -> int | None:
         """Width of the draft's logits if they cover a part of the target's vocabulary."""
-        return self.vocab if isinstance(self, SampledEntry) else None
+        return None
 
     @property
     def default_sampling(self) -> DraftSampling:
@@ -102,6 +102,10 @@ class SampledEntry(_Entry, DraftSampling):
     """
 
     vocab: Count | None = None
+
+    @property
+    def draft_vocab(self) -> int | None:
+        return self.vocab
 
 
 class ModelEntry(SampledEntry):

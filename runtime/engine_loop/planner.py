@@ -63,7 +63,7 @@ class RoundPlanner:
         Lookup.promises; None if the target waits for the last commit anyway.
         """
         state = self._target.state
-        requests = _remaining(slots, last)
+        requests = [request for request in slots if _remains(request, last)]
         missing = [
             Chunk(request.slot, request.prefilled, request.prefill_end) for request in requests if request.prefilling
         ]
@@ -98,7 +98,7 @@ class RoundPlanner:
 
     def most_tokens(self, slots: Slots, last: VerifiedRound | None) -> int:
         """Return how many prompt tokens the next round processes if they are there; ``last``: see ``plan``."""
-        return self._budget(decoding=any(not request.prefilling for request in _remaining(slots, last)))
+        return self._budget(decoding=any(not request.prefilling and _remains(request, last) for request in slots))
 
     def _budget(self, *, decoding: bool) -> int:
         return min(self.chunk, self.chunk_while_decoding) if decoding else self.chunk
@@ -162,9 +162,9 @@ class RoundPlanner:
             self._drafter.prefill(slot, tokens, following)
 
 
-def _remaining(slots: Slots, last: VerifiedRound | None) -> list[RunningRequest]:
-    """Return the requests in slots that the round in flight does not complete."""
-    return [request for request in slots if last is None or not last.round.completes(request)]
+def _remains(request: RunningRequest, last: VerifiedRound | None) -> bool:
+    """Return whether the round in flight does not complete ``request``."""
+    return last is None or not last.round.completes(request)
 
 
 def _missed(rows: Iterable[RunningRequest], drafter: Drafter) -> int:
