@@ -29,10 +29,14 @@ from tandemrt.export.read.spec import ModelSpec
 # Heads with latent attention and an MLP (EAGLE-3.1): by vLLM, and by SpecForge.
 _LATENT_VLLM = ("Eagle3DeepseekV2ForCausalLM", "Eagle3DeepseekV3ForCausalLM")
 _LATENT = (*_LATENT_VLLM, "DeepseekV3ForCausalLMEagle3")
-FLAT = (
-    *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "LlamaForCausalLM", "Eagle3DraftModel", "Eagle3Speculator"),
-    *_LATENT,
+_DENSE = (
+    "LlamaForCausalLMEagle3",
+    "Eagle3LlamaForCausalLM",
+    "LlamaForCausalLM",
+    "Eagle3DraftModel",
+    "Eagle3Speculator",
 )
+FLAT = _DENSE + _LATENT
 _FLAT_PARALLEL = ("PEagleDraftModel", "PEagleSpeculator", "PeagleLlamaForCausalLM")
 _MASK_TOKENS = ("mask_token_id", "ptd_token_id")  # names of one field: of speculators and of AWS
 _SPECFORGE = "LlamaForCausalLMEagle3"  # its layers are Llama's; a model_type only names the target's family
@@ -119,7 +123,7 @@ def _of_speculators(fields: Fields, target: ModelSpec, *, parallel: bool) -> Eag
 
 def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parallel: bool) -> Eagle3Spec:
     own = {"architectures", "draft_vocab_size", "target_hidden_size", "eagle_config", "fc_norm", "norm_output"}
-    own |= {*_MASK_TOKENS} if parallel else set()
+    own |= set(_MASK_TOKENS) if parallel else set()
     named, known = fields.get("architectures", []), _FLAT_PARALLEL if parallel else FLAT
     if not isinstance(named, list) or any(name not in known for name in named) or (parallel and not named):
         raise other_draft(named, ", ".join(known), "a P-EAGLE head" if parallel else "an EAGLE-3 head")

@@ -150,8 +150,8 @@ def test_choices_of_a_stream_are_those_of_the_complete_answer(
 
 def filled(values: Mapping[str, Any]) -> dict[str, Any]:
     """What says something: neither null nor empty."""
-    told = {name: filled(value) if isinstance(value, dict) else value for name, value in values.items()}
-    return {name: value for name, value in told.items() if value not in (None, "", [], {})}
+    inner = {name: filled(value) if isinstance(value, dict) else value for name, value in values.items()}
+    return {name: value for name, value in inner.items() if value not in (None, "", [], {})}
 
 
 @given(PARTS, FINISH, st.booleans())
