@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tools.quality.mutate.mutants import ROOT
-from tools.quality.mutate.operators import edits
+from tools.quality.mutate.operators import Edit, edits
 from tools.quality.mutate.recorder import FOLDER
-from tools.quality.mutate.recording import NoRecording, Recording, merge
+from tools.quality.mutate.recording import NoRecording, RecordedTest, Recording, merge
 
 CODE = """\
 LIMIT = 3
@@ -110,6 +110,11 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return tree, tree / "recording"
 
 
+def first_edit() -> Edit:
+    """A bug in what ``test_add`` runs."""
+    return next(edit for edit in edits(CODE) if edit.line == 5)
+
+
 def running(recording: Recording, text: str, replaced: str) -> list[str]:
     """The tests that run the bug that changes ``replaced`` in the first line with ``text``."""
     line = next(number for number, each in enumerate(CODE.splitlines(), 1) if text in each)
@@ -157,21 +162,33 @@ def test_a_file_that_has_changed_since_has_the_tests_of_all_its_lines(
     assert "test_wrong" not in tests
 
 
-def test_one_case_of_every_function_comes_first_and_the_time_is_kept(recorded: tuple[Path, Path]) -> None:
+def test_the_time_is_kept(recorded: tuple[Path, Path]) -> None:
     tree, folder = recorded
     recording = Recording(folder, tree)
-    edit = next(edit for edit in edits(CODE) if edit.line == 5)
+    edit = first_edit()
     tests = recording.tests_of("engines/a.py", edit)
     ids, seconds = recording.chosen(tests, 1e6)
     assert sorted(ids) == ["test_a.py::test_add[0]", "test_a.py::test_add[1]", "test_a.py::test_add[2]"]
     assert seconds >= sum(test.seconds for test in tests)
     assert len(recording.chosen(tests, 0.0)[0]) == 1
     everywhere = replace(edit, runs=(1, len(CODE.splitlines())))
-    functions = [
-        test.partition("[")[0] for test in recording.chosen(recording.tests_of("engines/a.py", everywhere), 1e6)[0]
-    ]
-    assert len(functions) == 8
-    assert len(set(functions[:5])) == 5
+    assert len(recording.chosen(recording.tests_of("engines/a.py", everywhere), 1e6)[0]) == 8
+
+
+def test_near_tests_come_first_and_each_function_has_as_much_time(recorded: tuple[Path, Path]) -> None:
+    tree, folder = recorded
+    near = {test.id: test.imports for test in Recording(folder, tree).tests_of("engines/a.py", first_edit())}
+    assert near == {f"test_a.py::test_add[{n}]": False for n in range(3)}  # "import a" does not name engines.a
+    table = [RecordedTest(f"b.py::table[{n}]", 0.001, frozenset()) for n in range(40)]
+    slow = [RecordedTest(f"{file}.py::slow[{n}]", 1.0, frozenset()) for n in range(2) for file in "ab"]
+    imports = [RecordedTest(f"c.py::own[{n}]", 2.0, frozenset(), imports=True) for n in range(2)]
+    chosen = Recording(folder, tree).chosen
+    own = [test.id for test in imports]
+    assert chosen([*slow, *table, *imports], 4.1)[0] == [*own, *(test.id for test in table[:7])]
+    ids, _ = chosen([*slow, *table], 2.6)  # the whole table, and one case of each slow function
+    assert [each for each in ids if "table" in each] == [test.id for test in table]
+    assert sorted({*ids} - {test.id for test in table}) == ["a.py::slow[0]", "b.py::slow[0]"]
+    assert ids[-1] == "a.py::slow[0]"  # a file's tests stay together
 
 
 def test_the_newest_recording_of_a_test_file_counts(recorded: tuple[Path, Path], tmp_path: Path) -> None:

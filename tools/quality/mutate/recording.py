@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,6 +23,7 @@ from tools.quality.mutate.recorder import FOLDER, IMPORT, TOPS, shared_fixture
 CACHE = ROOT / ".mutate_cache"
 TESTS = ("tests/plain", "tests/engine", "tests/openai")
 FILES_OF_A_PIECE = 16
+_EACH_S = 0.01  # of pytest for each test
 
 
 class NoRecording(Exception):
@@ -31,11 +32,15 @@ class NoRecording(Exception):
 
 @dataclass(frozen=True)
 class RecordedTest:
-    """``contexts``: the test's own and those of its shared fixtures. ``seconds``: without fixtures."""
+    """``contexts``: the test's own and those of its shared fixtures. ``seconds``: without fixtures.
+
+    ``imports``: whether its file imports the module of the bug.
+    """
 
     id: str
     seconds: float
     contexts: frozenset[str]
+    imports: bool = False
 
 
 class Recording:
@@ -67,24 +72,28 @@ class Recording:
     def chosen(self, tests: Iterable[RecordedTest], seconds: float) -> tuple[list[str], float]:
         """Choose tests that take at most ``seconds`` with their fixtures; return their ids and that duration.
 
-        Many different ones find more than many cases of one: first one case of each function, the quickest first.
+        First those whose files import the module: most tests of a module that all requests run are about others. Each
+        function has as much time as any other, so a table of quick cases comes before the second case of a slow one.
+        The tests of a file follow one another, so that its fixtures are made once.
         """
-        order: list[tuple[int, float, RecordedTest]] = []
-        cases: dict[str, int] = {}
+        order: list[tuple[bool, float, RecordedTest]] = []
+        used: dict[str, float] = {}
         for test in sorted(tests, key=lambda test: test.seconds):
             function = test.id.partition("[")[0]
-            cases[function] = cases.get(function, -1) + 1
-            order.append((cases[function], test.seconds, test))
+            used[function] = used.get(function, 0.0) + test.seconds + _EACH_S
+            order.append((not test.imports, used[function], test))
         ids: list[str] = []
         ready: set[str] = set()
         total = 0.0
-        for _, own, test in sorted(order, key=lambda each: each[:2]):
-            cost = own + sum(self._fixtures.get(context, 0.0) for context in test.contexts - ready)
+        for *_, test in sorted(order, key=lambda each: each[:2]):
+            fixtures = sum(self._fixtures.get(context, 0.0) for context in test.contexts - ready)
+            cost = test.seconds + _EACH_S + fixtures
             if total + cost <= seconds or not ids:
                 ids.append(test.id)
                 ready |= test.contexts
                 total += cost
-        return ids, total
+        first = {module: at for at, module in reversed([*enumerate(map(_module, ids))])}
+        return sorted(ids, key=lambda test: first[_module(test)]), total
 
 
 class Piece:
@@ -106,10 +115,15 @@ class Piece:
 
     def tests_of(self, file: str, edit: Edit) -> list[RecordedTest]:
         contexts = self._running(file, range(edit.runs[0], edit.runs[1] + 1))
-        importing = self._importing(file) if edit.imported or IMPORT in contexts else set()
+        importing = self._importing(file)
+        seen = importing if edit.imported or IMPORT in contexts else set()
         if edit.imported:
             contexts |= self._naming(edit.names) if edit.names else self._running(file, None)
-        return [test for test in self._tests if test.contexts & contexts or _module(test.id) in importing]
+        return [
+            replace(test, imports=_module(test.id) in importing)
+            for test in self._tests
+            if test.contexts & contexts or _module(test.id) in seen
+        ]
 
     def _test(self, name: str, recorded: dict[str, object]) -> RecordedTest:
         fixtures = recorded["fixtures"]
