@@ -44,6 +44,15 @@ EVEN: Requests = [
     (f"row {i} ", {"temperature": 0.4 * i, "seed": i, "max_tokens": 40, "ignore_eos": True}) for i in range(4)
 ]
 
+# Most of these texts repeat one token, so copies are accepted; two choose between two tokens, so many copies are.
+REPEATING: Requests = [
+    (
+        f"row {i} ",
+        {"temperature": 0.0, "max_tokens": 40, "ignore_eos": True, "logit_bias": dict.fromkeys(tokens, 100.0)},
+    )
+    for i, tokens in enumerate([*((70 + i,) for i in range(8)), (70, 71), (72, 73)])
+]
+
 
 def texts(count: int, *, words: Callable[[int], int]) -> Requests:
     """Texts of 40 tokens, greedy and sampled; prompt i has ``words(i)`` words."""
@@ -56,14 +65,15 @@ def texts(count: int, *, words: Callable[[int], int]) -> Requests:
     ]
 
 
-def check_invisible(bundle: Path, requests: Requests) -> None:
+def check_invisible(bundle: Path, requests: Requests, **options: Any) -> None:
     """Assert that draft windows of 4, 2 and no tokens give equal texts, all requests at once and each alone.
 
-    There are more requests than slots.
+    There are more requests than slots. ``options``: of the LLM.
     """
     texts = []
     for window in (0, 4, 2):
-        with skipped_without_equal_bits(), LLM(bundle, num_draft_tokens=window, adaptive_draft_tokens=False) as llm:
+        fixed = {"num_draft_tokens": window, "adaptive_draft_tokens": False, **options}
+        with skipped_without_equal_bits(), LLM(bundle, **fixed) as llm:
             texts.append([output.token_ids for output in drive(llm, requests)])
             if window:
                 texts.append([drive(llm, [each])[0].token_ids for each in requests])

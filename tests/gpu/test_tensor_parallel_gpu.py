@@ -22,7 +22,7 @@ from tests.engine.test_quantized_checkpoints import FLOAT8, INT4, OTHERS
 from tests.engine.test_quantized_experts import write as write_experts
 from tests.engine.test_tensor_parallel import OF_EXPERTS, write_quantized
 from tests.gpu.here import TURN, needs_float8
-from tests.gpu.rounds import MIXED, Requests, drive, output_of, paged, texts
+from tests.gpu.rounds import MIXED, REPEATING, Requests, drive, output_of, paged, texts
 from tests.makers import VOCAB, on_a_gpu, tiny_checkpoint, tiny_hybrid, tiny_latent, tiny_tokenizer, write_recipe
 from tests.waiting import eventually
 from tools.models.quantized_weights import WeightFormat, quantize_matmuls, write_quantization_config
@@ -240,8 +240,8 @@ MARKS = dict.fromkeys(("weights in float8", "experts in float8"), needs_float8)
 def test_drafts_change_no_text_of_any_kind_of_target(tmp_path: Path, kind: str) -> None:
     target, invariant = (QUANTIZED | UNQUANTIZED)[kind](tmp_path / "target"), kind not in NOT_INVARIANT
     how: dict[str, Any] = {"target": target, "drafting": NGRAM, "backend": INVARIANT if invariant else "", "batch": 16}
-    with LLM(bundle_of(tmp_path / "2", **how)) as llm:
-        before, requests = logprobs(llm), [*texts(6, words=lambda i: 5 * i % 30), *MIXED]
+    with LLM(bundle_of(tmp_path / "2", **how), overlap=False) as llm:  # copies need no promise
+        before, requests = logprobs(llm), [*REPEATING, *texts(6, words=lambda i: 5 * i % 30), *MIXED]
         if invariant:
             check_invisible(llm, requests)
         else:
