@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandemrt.engines.validation.errors import Closed, QueueFull
+from tandemrt.runtime.requests.fair_queue import FairQueue
 from tandemrt.runtime.requests.request import Finish, Request
 from tandemrt.runtime.requests.running import QueuedRequest
-from tandemrt.runtime.requests.scheduler import FairQueue, Scheduler
+from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
 from tandemrt.runtime.workers.clients import MAX_USERS, Client
 from tests.plain.requests import MANY, make_queued

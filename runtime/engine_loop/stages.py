@@ -1,0 +1,188 @@
+"""The stages of a round, in order; the schedules of the engine loop call them."""
+
+from dataclasses import replace
+from typing import Any
+
+from tandemrt.engines.contract.calls import NO_PROMPTS
+from tandemrt.runtime.device.buffers import Buffer, replace_drafts, write_drafts
+from tandemrt.runtime.device.streams import HostCopy, Streams
+from tandemrt.runtime.device.timeline import Timeline
+from tandemrt.runtime.engine_loop.commit import Committer
+from tandemrt.runtime.engine_loop.drafter import Drafter, Lookup
+from tandemrt.runtime.engine_loop.target import TargetRunner
+from tandemrt.runtime.engine_loop.verify_inputs import DraftsToVerify, VerifyInputWriter
+from tandemrt.runtime.metrics.metrics import Metrics
+from tandemrt.runtime.requests.round import Round, VerifiedRound
+
+
+class RoundStages:
+    """The stages of a round, in order, with metrics; the schedules of EngineLoop call them.
+
+    Only ``commit`` and ``wait_for_drafts`` wait for the device.
+    """
+
+    def __init__(
+        self,
+        target: TargetRunner,
+        drafter: Drafter,
+        lookup: Lookup | None,
+        verify_inputs: VerifyInputWriter,
+        committer: Committer,
+        streams: Streams,
+        metrics: Metrics,
+        timeline: Timeline,
+    ) -> None:
+        self._target = target
+        self._drafter = drafter
+        self._lookup = lookup
+        self._proposed = False  # whether the drafter proposes in the round in progress
+        self._verify_inputs = verify_inputs
+        self._committer = committer
+        self._streams = streams
+        self._metrics = metrics
+        self._timeline = timeline
+
+    def read_text(self, round_: Round) -> Round:
+        """Return the round with its drafts from the text and the window that it needs. Call after the last commit."""
+        planned = round_.window
+        with self._metrics.timed("fill"):
+            round_ = round_.with_fast_forward() if round_.may_fast_forward else round_
+            for running in round_.rows.values():
+                running.replay.mark_planned()
+        if self._lookup is None or not round_.may_copy or (round_.only_fast_forward and round_.num_proposed):
+            return round_
+        with self._metrics.timed("propose"):
+            round_ = replace(round_, window=planned)
+            copies = self._lookup.copies(round_, proposed=False)
+            return round_.with_copies(copies, drafter=self._drafter.window > 0)
+
+    def look_up(self, round_: Round) -> Round:
+        """Return the round with its copies from the text. Call after the last commit.
+
+        Without copies and drafts of a model the window is 0.
+        """
+        assert self._lookup is not None
+        with self._metrics.timed("propose"):
+            round_ = replace(round_, copied=self._lookup.copies(round_, proposed=self._proposed))
+            undrafted = self._drafter.window > 0 and not round_.num_proposed and not round_.copied
+            return replace(round_, window=0) if undrafted and round_.prompts == NO_PROMPTS else round_
+
+    def propose(self, round_: Round) -> Buffer | None:
+        """Write the drafts of the round; return their probabilities, see Drafter.propose."""
+        self._proposed = self._has_drafter_for(round_)
+        if not self._proposed:
+            drafts, window = self._target.buffers.draft_tokens, round_.window
+            if window:
+                write_drafts(drafts, round_.batch, window, round_.drafted_from_text)
+            self._drafter.skip(round_)
+            return None
+        self._target.buffers.num_drafted = round_.window  # unless the drafter stops early
+        with self._metrics.timed("propose"), self._timeline.span("propose"):
+            return self._drafter.propose(round_)
+
+    def drafted(self, round_: Round) -> Round:
+        """Return the round with the window that the drafter has proposed, which may have stopped early."""
+        tokens = self._target.buffers.num_drafted
+        return round_.drafted(tokens) if self._proposed and tokens < round_.window else round_
+
+    def fetch(self, round_: Round | None, last: VerifiedRound | None) -> Any:
+        """Enqueue copies to the host: tokens and logits of the ``last`` round, and the drafts of ``round_``.
+
+        Return an event that follows the copies.
+        """
+        buffers = self._target.buffers
+        with self._streams.copies(after_work=True):
+            if last is not None:
+                buffers.tokens.copy_out(last.round.batch, last.round.window + 1)
+                buffers.count.copy_out(last.round.batch)
+                for logits in last.logits.values():
+                    logits.copy_out()
+            if round_ is not None and round_.window:
+                buffers.draft_tokens.copy_out(round_.batch, round_.window)
+        return self._streams.record_copies()
+
+    def wait_for_drafts(self, round_: Round) -> None:
+        """Copy drafts that were proposed after the commit to the host, and wait for the copy."""
+        if self._proposed:
+            copied = self.fetch(round_, None)
+            with self._metrics.timed("wait"):
+                self._streams.wait(copied)
+
+    def replace_drafts(self, round_: Round) -> None:
+        """Replace proposed drafts, which must be on the host, by copies from the text."""
+        if self._proposed and round_.copied:
+            replace_drafts(self._target.buffers.draft_tokens, round_.batch, round_.window, round_.copied)
+
+    def score(self, round_: Round) -> None:
+        """Run the target over the draft window; see TargetRunner.score."""
+        with self._metrics.timed("target"), self._timeline.span("target"):
+            self._target.score(round_)
+            self._drafter.after_target(round_)
+
+    def commit(self, last: VerifiedRound | None, copied: Any) -> None:
+        """Wait for the copies of ``fetch``, and turn the tokens of the ``last`` round into text."""
+        with self._metrics.timed("wait"):
+            try:
+                self._streams.wait(copied)
+            finally:
+                self._target.check()
+        with self._metrics.timed("commit"):
+            if last is not None:
+                self._committer.commit(last)
+
+    def deliver(self) -> None:
+        """Pass on what the last commit has appended, while the device is busy; see Committer.deliver."""
+        with self._metrics.timed("deliver"):
+            self._committer.deliver()
+
+    def write_inputs(self, round_: Round, draft_probs: Buffer | None) -> DraftsToVerify:
+        """Write masks, draft lengths and adjusted tokens; return the drafts to verify.
+
+        The ``draft_probs`` of drafts from the text become zero, because these tokens were not sampled.
+        """
+        with self._metrics.timed("fill"):
+            drafts = self._verify_inputs.write(round_)
+        if not self._proposed:
+            return drafts
+        for slot, draft in drafts.alone.items():
+            from_text = range(len(draft.tokens)) if slot in round_.copied else draft.fast_forward
+            kept = 0 if slot in round_.copied else draft.num_from_drafter
+            if from_text and kept < len(draft.tokens):
+                self._drafter.replaced(round_.rows[slot], kept)
+            if draft_probs is not None:
+                probs = draft_probs.view(round_.batch, round_.window, self._target.vocab)
+                for position in from_text:
+                    probs[slot, position].zero_()
+        return drafts
+
+    def _has_drafter_for(self, round_: Round) -> bool:
+        return self._drafter.window > 0 and round_.needs_drafter
+
+    def verify(self, round_: Round, draft_probs: Buffer | None, drafts: DraftsToVerify) -> VerifiedRound:
+        """Adjust logits, verify the drafts and advance the slots, after the copies that ``write_inputs`` enqueued."""
+        self._streams.wait_for_copies_on_device()
+        with self._metrics.timed("verify"), self._timeline.span("verify"):
+            logits = self._copied_logits(round_, "raw")
+            self._target.adjust(round_)
+            logits |= self._copied_logits(round_, "processed")
+            self._target.verify(round_, draft_probs)
+            self._drafter.after_verify(round_)
+        self._timeline.collect()
+        self._metrics.rounds += 1
+        self._metrics.waits = self._streams.waits
+        from_drafter = drafts.from_drafter
+        if round_.copied and self._drafter.window:
+            from_drafter = {slot: count for slot, count in from_drafter.items() if slot not in round_.copied}
+        return VerifiedRound(round_, drafts.lengths, from_drafter, logits)
+
+    def _copied_logits(self, round_: Round, mode: str) -> dict[int, HostCopy]:
+        """Copy the logits of requests with this ``logprobs_mode``, because the next round overwrites them."""
+        wanted = {
+            slot
+            for slot, running in round_.rows.items()
+            if running.request.params.logprobs is not None and running.request.params.logprobs_mode == mode
+        }
+        if not wanted:
+            return {}
+        logits = self._target.buffers.logits.view(round_.batch, round_.window + 1, self._target.vocab)
+        return {slot: HostCopy(logits[slot]) for slot in wanted}
