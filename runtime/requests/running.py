@@ -25,7 +25,8 @@ class RunningRequest:
 
     A preempted request keeps this object while it waits for another slot.
 
-    Constraint, text and counts may be behind ``tokens`` (``lengthen``). Methods that need them call ``catch_up``.
+    Constraint, text and counts may be behind ``tokens`` (``lengthen``). Methods that need them call ``catch_up``, or
+    ``write_text``, which may raise: a tokenizer may fail.
 
     Attributes:
         tokens: prompt and output, without those that ``replay`` has not processed again.
@@ -63,6 +64,7 @@ class RunningRequest:
         self._text = queued.text_stream
         self._verified: deque[_VerifiedDraft] = deque()  # drafts with tokens that are not final yet
         self._behind: list[tuple[int, int]] = []  # drafted and emitted tokens of rounds that ``lengthen`` has appended
+        self._unwritten = 0  # tokens of the constraint that the text lacks, all of its default role
         self._accepted: list[int] = []  # see take_accepted
         self._notified = 0  # output tokens passed to the listener
         self._validation: Future[str | None] | None = None
@@ -70,7 +72,7 @@ class RunningRequest:
 
     def preempt(self) -> "QueuedRequest":
         """Return the request for the queue. Its text continues unchanged in the next slot."""
-        self.catch_up()
+        self.write_text()
         self.preemptions += 1
         self.tokens += self.replay.stop()
         return replace(self._queued, preempted=self)
@@ -113,7 +115,7 @@ class RunningRequest:
     def final_length(self) -> int:
         """Number of output tokens that stay. A stop string may still remove tokens whose role is undecided.
 
-        Only after ``catch_up``.
+        Only after ``write_text``.
         """
         return self.output_length if self.finished else self._text.tokens
 
@@ -173,7 +175,7 @@ class RunningRequest:
         Returns:
             For each verified draft whose tokens became final, the number of drafted tokens accepted.
         """
-        self.catch_up()
+        self.write_text()
         commit = self.constraint.commit(emitted)
         if self.request.trace is not None:
             self.request.trace.record_commit(emitted, self.constraint.forced_end_spans)
@@ -211,12 +213,12 @@ class RunningRequest:
         return self.constraint.steady_text()
 
     def lengthen(self, emitted: Sequence[int], drafted: int) -> None:
-        """Append tokens that lengthen a SteadyText, and leave the rest of ``commit`` to ``catch_up``."""
+        """Append tokens that lengthen a SteadyText; ``catch_up`` and ``write_text`` do the rest of ``commit``."""
         self.tokens += emitted
         self._behind.append((drafted, len(emitted)))
 
     def catch_up(self) -> None:
-        """Commit the tokens that ``lengthen`` has appended."""
+        """Commit the tokens that ``lengthen`` has appended, and leave their text to ``write_text``."""
         if not self._behind:
             return
         rounds, self._behind, count = self._behind, [], 0
@@ -224,13 +226,19 @@ class RunningRequest:
             count += emitted
             if drafted:
                 self._accepted.append(self.speculation.record(drafted=drafted, kept=emitted, emitted=emitted))
-        role = self.constraint.default_role
         self.constraint.lengthen(count)
-        self._text.add(role, self.tokens[-count:])
+        self._unwritten += count
+
+    def write_text(self) -> None:
+        """Catch up, and add the tokens that ``lengthen`` has appended to the text. Raises what the tokenizer raises."""
+        self.catch_up()
+        count, self._unwritten = self._unwritten, 0
+        if count:
+            self._text.add(self.constraint.default_role, self.tokens[-count:])
 
     def take_accepted(self) -> list[int]:
-        """Catch up, and return the number of drafted tokens accepted in each round that was caught up with."""
-        self.catch_up()
+        """Write the text, and return the number of drafted tokens accepted in each round that was caught up with."""
+        self.write_text()
         accepted, self._accepted = self._accepted, []
         return accepted
 
@@ -290,7 +298,7 @@ class RunningRequest:
         request = self.request
         if not request.streams and not request.finished:
             return
-        self.catch_up()
+        self.write_text()
         begin = len(request.prompt)
         tokens = self.tokens[begin + self._notified : begin + self.final_length]
         self._notified += len(tokens)

@@ -110,6 +110,28 @@ def test_a_request_whose_tokens_cannot_be_decoded_ends_alone(reason: str) -> Non
     assert committer._metrics.finished == {"error": 1}
 
 
+def test_a_round_is_planned_before_a_text_that_cannot_be_written_ends_its_request_alone() -> None:
+    """The next round is planned between a round's commit and its delivery, for all requests at once."""
+    slots = Slots(2, LinearCacheManager(0), [], num_draft_tokens=WINDOW)
+    broken, items = join_slot(slots, num_draft_tokens=WINDOW)
+    _, neighbour = join_slot(slots, num_draft_tokens=WINDOW)
+    committer, commit = committed({0: ids("a"), 1: ids("b")}, slots)
+    commit()
+
+    def failing(*_: object) -> bool:
+        raise ValueError("cannot be decoded")
+
+    broken._text.add = failing  # type: ignore[method-assign]
+    commit()  # of rows that only lengthen their texts
+    assert committer._undelivered
+    round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW, fast_forward=True), slots.count)
+    assert set(round_.rows) == {0, 1}
+    committer.deliver()
+    assert [item.finish_reason for item in items] == [None, "error"]
+    assert "".join(item.text for item in neighbour) == "bb"
+    assert [running.slot for running in slots] == [1]
+
+
 @pytest.mark.parametrize("place", ["queue", "slot"])
 def test_an_end_without_text_has_the_index_of_its_output(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     """In a slot, the text cannot be taken when the listener is notified."""
