@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandemrt import SamplingParams
@@ -27,6 +27,7 @@ def made(words: list[str], **options: object) -> Constraint:
     return Constraint(len(TOKENS), (), bad_words=forbidden, **options)  # type: ignore[arg-type]
 
 
+@example(["abac", "ba"], [[3]])  # begins in an earlier word
 @given(st.lists(word, min_size=1, max_size=3), st.lists(st.lists(st.integers(0, 10), max_size=5), max_size=5))
 def test_a_row_refuses_exactly_the_tokens_that_complete_a_word(words: list[str], drafts: list[list[int]]) -> None:
     state, output = made(words), b""

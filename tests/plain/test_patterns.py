@@ -49,6 +49,7 @@ from tests.waiting import PATIENCE_S
         ),
         (r"\p{L}(?=a)", "a Unicode class together with"),
         ("(?x:a)", r"the group \(\?x"),
+        ("(?si-i:a)", r"the flag i switched on and off"),
         (r"(?i)\p{Lu}", r"the escape \\p where case is ignored"),
         ("a{1,3}+", r"the repetition \{1,3\}\+"),
         ("a++", r"the repetition \+\+"),

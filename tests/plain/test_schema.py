@@ -493,6 +493,11 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
             [{"next": {"next": {"v": 1}}}],
             [{"next": 1}],
         ),
+        # the second of two
+        ({"type": ["null", "integer"], "not": {"const": None}}, [1], [None]),
+        ({"type": ["boolean", "null"], "not": {"enum": [True, 1]}}, [False, None], [True]),
+        ({"type": "integer", "minimum": 3, "exclusiveMinimum": 4}, [5], [3, 4]),
+        ({"type": "integer", "maximum": 4, "exclusiveMaximum": 3}, [2], [3, 4]),
         # dialects
         ({**DRAFT4, "type": "integer", "minimum": 3, "exclusiveMinimum": True}, [4], [3]),
         (

@@ -1,6 +1,7 @@
 """``uniqueItems`` is enforced token by token: mask rows, against jsonschema and against fresh replays."""
 
 import json
+import math
 import random
 import re
 
@@ -19,6 +20,7 @@ from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceMatcher
 from tandemrt.runtime.grammars.schema.emit import enforceable
 from tandemrt.runtime.grammars.sources import read
 from tandemrt.runtime.grammars.unique.equality import may_become, number, same_number
+from tandemrt.runtime.grammars.unique.places import Freedom, Places
 from tests.plain.drawing import accepts, grammar_of
 
 _MERGES = [b'","', b'", "', b'"a","a"', b"1,1,", b", 1", b", 1,", b"[[],[]", b"[],", b"},{", b'"}, {"', b"12", b"1]"]
@@ -200,6 +202,48 @@ def test_each_unique_array_has_its_own_items():
     grammar = grammar_of({"type": "array", "items": item})
     assert accepts(grammar, '[{"tags": ["a", "b"]}, {"tags": ["a", "b"]}]')
     assert not accepts(grammar, '[{"tags": ["a", "b"]}, {"tags": ["a", "a"]}]')
+
+
+STRINGS = {"type": "array", "items": {"type": "string"}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        (  # the last of the first items is no further one
+            {"type": "array", "prefixItems": [{"uniqueItems": False} | STRINGS, STRINGS | {"uniqueItems": True}]}
+            | {"items": STRINGS},
+            '[["a", "a"], ["a", "b"], ["a", "a"]]',
+            '[["a", "b"], ["a", "a"]]',
+        ),
+        (  # the second of two alternatives that the text may still be
+            {
+                "anyOf": [
+                    {"type": "object", "properties": {"k": STRINGS, "v": {"const": 1}}, "required": ["v"]},
+                    {"type": "object", "properties": {"k": STRINGS | {"uniqueItems": True}, "v": {"const": 2}}},
+                ]
+            },
+            '{"k": ["a", "b"], "v": 2}',
+            '{"k": ["a", "a"], "v": 2}',
+        ),
+    ],
+)
+def test_items_of_the_second_place_are_unique(schema, good, bad):
+    grammar = grammar_of(schema)
+    assert accepts(grammar, good)
+    assert not accepts(grammar, bad)
+
+
+def test_integers_of_400_digits_are_compared_exactly_and_longer_ones_are_no_doubles():
+    one, other = 10**399, 10**399 + 1
+    assert (number(str(one)), number(str(other))) == (one, other)
+    assert number("1" + "0" * 400) == math.inf
+
+
+@pytest.mark.parametrize(("length", "free"), [(2, Freedom.UNLESS_COMPLETE), (1, Freedom.UNKNOWN)])
+def test_a_short_string_may_run_out_of_other_values(length: int, free: Freedom) -> None:
+    items = {"type": "string", "maxLength": length}
+    assert Places({"type": "array", "items": items, "uniqueItems": True}).root[0].freedom == free
 
 
 def test_a_reference_to_itself_keeps_the_items_of_each_level_apart():

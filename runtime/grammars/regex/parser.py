@@ -157,9 +157,11 @@ class _Reader:
             self._at = match.end()
         elif match := _FLAGS_OF_GROUP.match(self._text, self._at):
             self._at = match.end()
-            outside = self._ignore_case, self._dot_all
+            outside, off = (self._ignore_case, self._dot_all), match[2] or ""
+            if both := sorted({*match[1]} & {*off}):
+                raise MalformedPattern(f"the flag {both[0]} switched on and off")
             self._set_flags(match[1], True)
-            self._set_flags(match[2] or "", False)
+            self._set_flags(off, False)
             group = self._inside()
             self._ignore_case, self._dot_all = outside
             return group
