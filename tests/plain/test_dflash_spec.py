@@ -47,6 +47,8 @@ MIXED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window
         (MIXED, {"causal": False}, (False, False), 40),
         (MIXED | {"is_causal": True}, {}, (True, True), 40),
         ({}, {"use_swa": True, "swa_window_size": 30}, (False, False), 30),
+        ({"sliding_window": 40}, {"use_swa": True, "swa_window_size": 30}, (False, False), 30),
+        ({"sliding_window": 40}, {"use_swa": True}, (False, False), 40),
         ({"layer_types": ["full_attention"] * 2, "sliding_window": 40}, {"use_swa": True}, (False, False), 40),
         ({"use_sliding_window": False, "sliding_window": None}, {}, (False, False), None),
     ],

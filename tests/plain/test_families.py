@@ -854,6 +854,7 @@ def test_streams_of_solar_are_mixed_into_later_ones(fields, message):
     config = json.loads(PUBLISHED["AquilaChat2-7B"][0]) | {"model_type": "solar", "num_hidden_layers": 2}
     config |= {"architectures": ["SolarForCausalLM"], "bskcn_1": [0], "bskcn_3": [1], "bskcn_tv": [0.9, 0.8]}
     assert ModelSpec.from_hf(config).skips == (Skip(0, 1, 0.8),)
+    assert ModelSpec.from_hf(config | {"bskcn_1": [0, 1]}).skips == (Skip(1, 1, 0.8),)  # the last one that is not later
     with pytest.raises(BadCheckpoint, match=message):
         ModelSpec.from_hf(config | fields)
 

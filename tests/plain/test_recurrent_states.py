@@ -60,6 +60,9 @@ def test_a_prefix_is_reused_up_to_a_copy_of_its_states(text: Text) -> None:
     text.table.register_prefix(0, HASHES)
     assert text.table.reserve(1, 2 * BLOCK_SIZE + 1, HASHES) == BLOCK_SIZE
     assert (text.states.covered(1), text.state[1].item()) == (BLOCK_SIZE - 1, 1.0)
+    text.table.flush()
+    first, second = text.table.device[:, :2].tolist()
+    assert [one == other for one, other in zip(first, second, strict=True)] == [True, False]  # it writes the second
 
 
 def test_the_host_waits_for_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -671,6 +671,10 @@ def test_a_pattern_is_not_matched_against_a_long_literal() -> None:
     with pytest.raises(BadRequest, match="a pattern is not tried on a given text of more than 16 characters"):
         enforceable(stuck)
     assert relaxed(stuck)
+    name = {"enum": [{"a" * 16: 1}], "patternProperties": {"^a+$": {"type": "integer"}}}
+    assert enforceable(name)
+    with pytest.raises(BadRequest, match="a pattern is not tried"):
+        enforceable(name | {"enum": [{"a" * 17: 1}]})
     assert enforceable({"enum": ["abc", "bcd"], "pattern": "^a"})
 
 

@@ -155,6 +155,7 @@ def test_an_absent_yarn_factor_is_the_ratio_of_the_lengths():
         ({"architectures": ["LlamaForSequenceClassification"]}, "computes classes or scores, not the next token"),
         ({"architectures": ["InternLM2ForRewardModel"]}, "computes classes or scores, not the next token"),
         ({"architectures": ["MistralModel"]}, "computes embeddings, not the next token"),
+        ({"architectures": ["XLMWithLMHeadModel"]}, "is not exported: it is none of"),
         ({"is_causal": False}, "is_causal is False.*supported: True"),
         ({"model_type": "qwen3"}, "with model_type 'qwen3'"),
         ({"architectures": None, "model_type": "mamba"}, "with model_type 'mamba'"),

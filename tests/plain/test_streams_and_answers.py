@@ -108,10 +108,10 @@ def joined(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     logprobs=st.booleans(),
     ids=st.booleans(),
     reasoning=st.booleans(),
-    echo=st.booleans(),
+    echo=st.sampled_from([None, "beside the output", "alone"]),
 )
 def test_choices_of_a_stream_are_those_of_the_complete_answer(
-    outputs: Any, order: Any, *, chat: bool, tools: bool, logprobs: bool, ids: bool, reasoning: bool, echo: bool
+    outputs: Any, order: Any, *, chat: bool, tools: bool, logprobs: bool, ids: bool, reasoning: bool, echo: str | None
 ) -> None:
     waiting = [deltas_of(at, parts, finish, logprobs=logprobs) for at, (parts, finish) in enumerate(outputs)]
     deltas = list[OutputDelta]()
@@ -125,7 +125,8 @@ def test_choices_of_a_stream_are_those_of_the_complete_answer(
         tool_calls=SPEC if tools and chat else None,
         return_token_ids=ids,
         include_reasoning=reasoning,
-        echo=echo and not chat and not logprobs,
+        echo=echo is not None and not chat and not logprobs,
+        prompt_only=echo == "alone" and not chat and not logprobs,
     )
     kind = ChatFormatter if chat else CompletionFormatter
     with patch.object(formatters, "token_text", token_text):
@@ -137,7 +138,8 @@ def test_choices_of_a_stream_are_those_of_the_complete_answer(
         parts = [each for chunk in chunks for each in chunk["choices"] if each["index"] == index]
         sources = [each for part in parts for each in part.pop("token_sources", ())]
         asked = [each for delta in deltas if delta.index == index for each in delta.sources]
-        assert sources == [each for each in asked if reasoning or each["role"] == "answer"]
+        kept = [each for each in asked if reasoning or each["role"] == "answer"]
+        assert sources == ([] if request.prompt_only else kept)
         whole = joined(parts)
         if chat:
             said, message = whole.pop("delta"), choice.pop("message")

@@ -1,0 +1,69 @@
+"""Each of several members counts for itself: not the first for all, and not all up to the first."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.bundle import vision
+from tandemrt.export.quantize.gguf.split import vision_files
+from tandemrt.runtime.constraints.ordinary import OrdinaryTokens
+from tandemrt.runtime.grammars import bitmask
+from tandemrt.runtime.requests.prompt_logprobs import ReplayGrammar
+from tandemrt.runtime.servers.batch import batches
+from tandemrt.runtime.servers.batch.files import StoredFile
+
+
+def test_every_new_token_of_a_round_is_decided() -> None:
+    asked = list[int]()
+    ordinary = OrdinaryTokens(6, lambda token: (asked.append(token), token % 2 == 0)[1])
+    tokens = np.array([[4, 1, 2], [-1, 6, 4]])
+    assert ordinary.among(tokens).tolist() == [[True, False, True], [False, False, True]]
+    assert ordinary.among(tokens).tolist() == [[True, False, True], [False, False, True]]
+    assert sorted(asked) == [1, 2, 4]
+
+
+def test_a_copy_of_a_replay_goes_on_from_where_it_is_and_alone() -> None:
+    grammar = ReplayGrammar([3, 1, 2])
+    assert grammar.accept(3)
+    copy = grammar.fork()
+    assert (copy.accept(3), copy.accept(1)) == (False, True)
+    for each, token in ((grammar, 1), (copy, 2)):
+        row = np.zeros(1, np.int32)
+        each.fill_row(row)
+        assert [at for at in range(5) if bitmask.allows(row, at)] == [token] == each.fast_forward_tokens()[:1]
+
+
+def test_the_oldest_ended_batches_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_ENDED", 2)
+    store = batches.BatchStore(tmp_path)
+    file = StoredFile("file-1", "me", 0, "in.jsonl", "batch", 1)
+    added = [store.add(file, "/v1/completions", None) for _ in range(5)]
+    for batch in (added[3], *added[:3]):  # not in the order in which they end
+        store.update(batch, "completed")
+    store.add(file, "/v1/completions", None)
+    assert [batch.id for batch in store.records][:3] == [added[2].id, added[3].id, added[4].id]
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_no_weight_of_a_tower_is_quantized(at: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["first", "second"]
+    tensors = {
+        name: SimpleNamespace(dtype="int8" if name == names[at] else "float32", file="f", name=name) for name in names
+    }
+    monkeypatch.setattr(vision, "read_tower", lambda *_: None)
+    monkeypatch.setattr(vision, "tower_tensors", lambda _: tensors)
+    target = cast("Any", SimpleNamespace(source=None, spec=SimpleNamespace(hidden=8)))
+    with pytest.raises(BadCheckpoint, match=f"weights should not be quantized, '{names[at]}' is"):
+        vision.VisionTower.open(target)
+
+
+def test_a_vision_part_belongs_to_the_only_model_of_its_folder(tmp_path: Path) -> None:
+    for name in ("a.gguf", "mmproj-1.gguf", "mmproj-0.gguf"):
+        (tmp_path / name).touch()
+    assert vision_files(tmp_path / "a.gguf") == ["mmproj-0.gguf", "mmproj-1.gguf"]
+    (tmp_path / "b.gguf").touch()
+    assert vision_files(tmp_path / "a.gguf") == vision_files(tmp_path / "b.gguf") == []
