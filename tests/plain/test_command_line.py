@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -238,3 +239,45 @@ def test_texts_that_may_differ_are_not_compared(temperature: str, refused: bool)
     answer = CliRunner().invoke(app, command)
     assert isinstance(answer.exception, BadRequest if refused else BadBundle)
     assert ("--compare: the rejection rule" in str(answer.exception)) is refused
+
+
+TOOLS = '[{"type": "function", "function": {"name": "f", "parameters": {}}}]'
+TEMPLATE = ["--chat-template-kwargs", '{"a": 1}']
+
+
+# The options that go together, those that do not, and the rule.
+@pytest.mark.parametrize(
+    ("good", "bad", "rule"),
+    [
+        *(
+            ("check B --compare-with C --text T", f"check B {one}", "--compare-with and --text must be given together")
+            for one in ("--compare-with C", "--text T")
+        ),
+        ("check B --invariance", "check B --invariance --compare-with C --text T", "separate checks; got both"),
+        ("check B --invariance --prompts P", "check B --prompts P", "--prompts is for --invariance; got it alone"),
+        ("bench B --length 3", "bench B --length 3 --prompts P", "--length: must not come with --prompts, received 3"),
+        ("bench B --prompts P", "bench B --length 2 --prompts P", "--length: must not come with --prompts, received 2"),
+        ("run B x --raw", "run B x --raw --image i", "--raw: must not come with --image"),
+        ("run B x --image i", "run B x --image i --raw", "--raw: must not come with --image"),
+        ("run B x --tools T", "run B x --raw --tools T", "must not come with chat template options, received tools"),
+        ("run B x --raw", ["run", "B", "x", "--raw", *TEMPLATE], "template options, received chat_template_kwargs"),
+        ("run B x --compare", "run B x --compare --rule rejection --temperature 1", "--compare: the rejection rule"),
+        ("run B x --rule rejection", "run B x --rule rejection --compare --temperature 1", "use --rule coupled or"),
+        ("serve B --port 0", "serve B --port 0 --replicas 2", "--replicas: needs --ray, received '?2"),
+        (
+            "export inspect B --gpu 80GB --gpus 2",
+            "export inspect B --gpus 2",
+            "--gpus: must come with --gpu.*received 2",
+        ),
+    ],
+)
+def test_options_that_need_or_exclude_others_are_refused_before_anything_opens(
+    good: str, bad: str | list[str], rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("P").write_text('{"prompt": "a"}\n')
+    Path("T").write_text(TOOLS)
+    for command, refused in ((good.split(), False), (bad.split() if isinstance(bad, str) else bad, True)):
+        error = CliRunner().invoke(app, command).exception
+        assert isinstance(error, BadRequest if refused else BadRequest | BadBundle), error
+        assert (re.search(rule, str(error)) is not None) is refused, error
