@@ -135,6 +135,9 @@ def test_a_failure_replaces_the_text_before_it(triton: Any) -> None:
         (output("timeout", [5]), {"finish_reason": [b"timeout"]}),
         (output("stop", [5], stop_reason="b"), {"finish_reason": [b"stop"], "stop_reason": [b"b"]}),
         (output("stop", [5], stop_reason=263), {"finish_reason": [b"stop"], "stop_reason": [b"263"]}),
+        (output("stop", [5], stop_reason=0), {"finish_reason": [b"stop"], "stop_reason": [b"0"]}),
+        (output("stop", [5], logprobs=[]), {"finish_reason": [b"stop"], "logprobs": [b"[]"]}),
+        (output("stop", [5], prompt_logprobs=[]), {"finish_reason": [b"stop"], "prompt_logprobs": [b"[]"]}),
         (
             output("constraint", [5], error="not valid"),
             {"finish_reason": [b"constraint"], "constraint_error": [b"not valid"]},
