@@ -191,6 +191,21 @@ def test_near_tests_come_first_and_each_function_has_as_much_time(recorded: tupl
     assert ids[-1] == "a.py::slow[0]"  # a file's tests stay together
 
 
+def test_a_slow_fixture_does_not_take_the_time_of_tests_without_one(
+    recorded: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = Recording(recorded[1], recorded[0])
+    monkeypatch.setattr(recording, "_fixtures", {"bundle": 5.0})
+    quick = [RecordedTest("a.py::needs", 0.001, frozenset({"bundle"}))]
+    others = [RecordedTest(f"b.py::other{n}", 0.1, frozenset()) for n in range(40)]
+    ids, seconds = recording.chosen([*quick, *others], 5.0)
+    assert ids == [test.id for test in others]
+    assert seconds == pytest.approx(40 * 0.11)
+    assert "a.py::needs" in recording.chosen([*quick, *others], 10.0)[0]
+    many = [RecordedTest(f"a.py::needs{n}", 0.001, frozenset({"bundle"})) for n in range(100)]
+    assert recording.chosen([*many, *others], 6.5)[0][:100] == [test.id for test in many]  # it is worth its time
+
+
 def test_the_newest_recording_of_a_test_file_counts(recorded: tuple[Path, Path], tmp_path: Path) -> None:
     tree, folder = recorded
     shutil.copytree(folder, tmp_path / "recording")

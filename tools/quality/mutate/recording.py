@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -73,14 +74,18 @@ class Recording:
         """Choose tests that take at most ``seconds`` with their fixtures; return their ids and that duration.
 
         First those whose files import the module: most tests of a module that all requests run are about others. Each
-        function has as much time as any other, so a table of quick cases comes before the second case of a slow one.
-        The tests of a file follow one another, so that its fixtures are made once.
+        function has as much time as any other, so a table of quick cases comes before the second case of a slow one;
+        what uses a fixture has its part of that time. The tests of a file follow one another, so that its fixtures are
+        made once.
         """
         order: list[tuple[bool, float, RecordedTest]] = []
         used: dict[str, float] = {}
-        for test in sorted(tests, key=lambda test: test.seconds):
+        tests = sorted(tests, key=lambda test: test.seconds)
+        users = Counter(context for test in tests for context in test.contexts)
+        for test in tests:
             function = test.id.partition("[")[0]
-            used[function] = used.get(function, 0.0) + test.seconds + _EACH_S
+            shared = sum(self._fixtures.get(context, 0.0) / users[context] for context in test.contexts)
+            used[function] = used.get(function, 0.0) + test.seconds + _EACH_S + shared
             order.append((not test.imports, used[function], test))
         ids: list[str] = []
         ready: set[str] = set()
