@@ -225,6 +225,7 @@ CODER = "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>
     [
         ({"type": "string"}, ["", "1", "null", 'a "b"', "a\n\nb", "</parameter"], []),
         ({"type": "string", "maxLength": 2}, ["", "ab"], ["abc"]),
+        ({"type": "string", "maxLength": 0}, [""], ["a"]),
         ({"type": "string", "minLength": 1, "maxLength": 2}, ["é", "ab"], ["", "abc"]),
         ({"type": "string", "pattern": "^[ab]+$"}, ["ab"], ["", "c", "abc"]),
         ({"type": "string", "format": "date"}, ["2024-02-29"], ["2023-02-29", "today"]),

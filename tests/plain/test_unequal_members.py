@@ -9,8 +9,13 @@ import pytest
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle import vision
+from tandemrt.export.bundle.publish import Published
+from tandemrt.export.cli.quantize_report import print_published
+from tandemrt.export.model.rotary import head_order
 from tandemrt.export.quantize.gguf.split import vision_files
+from tandemrt.export.read.rope import Rope
 from tandemrt.runtime.constraints.ordinary import OrdinaryTokens
+from tandemrt.runtime.drafters.text_lookup import _Outlook
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.requests.prompt_logprobs import ReplayGrammar
 from tandemrt.runtime.servers.batch import batches
@@ -59,6 +64,37 @@ def test_no_weight_of_a_tower_is_quantized(at: int, monkeypatch: pytest.MonkeyPa
     target = cast("Any", SimpleNamespace(source=None, spec=SimpleNamespace(hidden=8)))
     with pytest.raises(BadCheckpoint, match=f"weights should not be quantized, '{names[at]}' is"):
         vision.VisionTower.open(target)
+
+
+def test_layers_are_listed_by_number(capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"model.layers.{layer}.{kind}" for layer in (10, 9, 2) for kind in ("mlp.up_proj", "mlp.down_proj")]
+    errors = {name: at / 100 for at, name in enumerate(names, 1) if at != 4}
+    print_published(Published(Path("out"), errors, 3_000_000, 1_500_000))
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row for row in rows if row[:1] and row[0].isdigit()] == [
+        ["2", "5.00", "6.00"], ["9", "3.00"], ["10", "1.00", "2.00"],
+    ]  # fmt: skip
+    assert "3.0 MB to 1.5 MB" in " ".join(" ".join(row) for row in rows)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("rotated", "head_dim"), [(8, 8), (4, 8), (4, 6), (2, 8), (0, 4)])
+def test_the_halves_of_a_head_are_its_pairs(rotated: int, head_dim: int, interleaved: bool) -> None:
+    rope = Rope("default", 1e4, tuple([0.5] * (rotated // 2)), interleaved=interleaved)
+    order = head_order(rope, head_dim)
+    assert sorted(order) == [*range(head_dim)]
+    pairs = [*zip(order[: head_dim // 2], order[head_dim // 2 :], strict=True)]
+    assert pairs[: rotated // 2] == [
+        (2 * at, 2 * at + 1) if interleaved else (at, at + rotated // 2) for at in range(rotated // 2)
+    ]
+
+
+def test_copies_that_promise_as_much_as_the_drafter_are_taken() -> None:
+    outlook = _Outlook(fast_forward=(1,), copied=(2, 3), chance=0.5, proposed=1.0)
+    assert outlook.copies
+    assert not outlook._replace(proposed=1.01).copies
+    assert not outlook._replace(copied=(), proposed=0.0).copies
+    assert (outlook.window(2), outlook.expected(2), outlook.expected(1)) == ([1, 2], 0.5, 0.0)
 
 
 def test_a_vision_part_belongs_to_the_only_model_of_its_folder(tmp_path: Path) -> None:
