@@ -111,3 +111,9 @@ def test_a_listener_in_the_loops_thread_admits_at_once() -> None:
     arrivals = Arrivals(give_way_s=NEVER_S)
     with arrivals.preparing(), arrivals.admitting():
         pass
+
+
+def test_the_first_request_waits_for_no_round() -> None:
+    with ThreadPoolExecutor(1) as pool:  # not the thread of rounds
+        admitted = Arrivals(give_way_s=10.0).admitting()
+        pool.submit(admitted.__enter__).result(timeout=5.0)

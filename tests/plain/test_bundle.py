@@ -29,6 +29,7 @@ from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, NgramEntry
 from tandemrt.engines.validation.errors import BadBundle, InternalError
+from tandemrt.export.bundle.sources import is_usable
 
 WEIGHTS = "target/model.safetensors"
 ENGINES = ("target", "adjust", "verify", "verify_probs")
@@ -673,3 +674,10 @@ def test_a_combined_digest_depends_on_names_and_digests_but_not_on_order() -> No
     one = combined_digest({"a": "1", "b": "2"})
     assert one == combined_digest({"b": "2", "a": "1"})
     assert len({one, combined_digest({"a": "2", "b": "1"}), combined_digest({"a": "1", "c": "2"})}) == 3
+
+
+def test_a_folder_is_usable_if_its_manifest_is(tmp_path: Path) -> None:
+    assert not is_usable(tmp_path)
+    assert is_usable(write_bundle(tmp_path / "sample").folder)
+    (tmp_path / "sample" / "bundle.json").write_text("{}")
+    assert not is_usable(tmp_path / "sample")

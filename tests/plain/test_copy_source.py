@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.drafters.copy_source import CopySource
-from tandemrt.runtime.drafters.text_lookup import TextLookup
+from tandemrt.runtime.drafters.text_lookup import TextLookup, _Outlook
 from tandemrt.runtime.requests.round import Round
 from tests.plain.requests import make_running
 
@@ -204,3 +204,11 @@ def test_requests_under_the_rejection_rule_copy_only_if_their_texts_may_depend_o
     lookup.join(running)
     round_ = Round({0: running}, 1, 4, needs_probs=False, rules=frozenset({Rule.REJECTION}))
     assert bool(lookup.copies(round_, proposed=False)) == lookup.promises(round_, wait=100.0) == copies
+
+
+def test_copies_that_promise_as_much_as_the_drafter_are_taken() -> None:
+    outlook = _Outlook(fast_forward=(1,), copied=(2, 3), chance=0.5, proposed=1.0)
+    assert outlook.copies
+    assert not outlook._replace(proposed=1.01).copies
+    assert not outlook._replace(copied=(), proposed=0.0).copies
+    assert (outlook.window(2), outlook.expected(2), outlook.expected(1)) == ([1, 2], 0.5, 0.0)

@@ -1,12 +1,17 @@
 """Each of several members counts for itself: not the first for all, and not all up to the first."""
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from jinja2.exceptions import SecurityError
 
+from tandemrt.engines.bundle.manifest import Limits
+from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.text.template_sandbox import environment
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle import vision
 from tandemrt.export.bundle.publish import Published
@@ -14,9 +19,10 @@ from tandemrt.export.cli.quantize_report import print_published
 from tandemrt.export.model.rotary import head_order
 from tandemrt.export.quantize.gguf.split import vision_files
 from tandemrt.export.read.rope import Rope
+from tandemrt.runtime.check.decoder_run import DecodePlan
 from tandemrt.runtime.constraints.ordinary import OrdinaryTokens
-from tandemrt.runtime.drafters.text_lookup import _Outlook
 from tandemrt.runtime.grammars import bitmask
+from tandemrt.runtime.grammars.sources import read
 from tandemrt.runtime.requests.prompt_logprobs import ReplayGrammar
 from tandemrt.runtime.servers.batch import batches
 from tandemrt.runtime.servers.batch.files import StoredFile
@@ -89,12 +95,30 @@ def test_the_halves_of_a_head_are_its_pairs(rotated: int, head_dim: int, interle
     ]
 
 
-def test_copies_that_promise_as_much_as_the_drafter_are_taken() -> None:
-    outlook = _Outlook(fast_forward=(1,), copied=(2, 3), chance=0.5, proposed=1.0)
-    assert outlook.copies
-    assert not outlook._replace(proposed=1.01).copies
-    assert not outlook._replace(copied=(), proposed=0.0).copies
-    assert (outlook.window(2), outlook.expected(2), outlook.expected(1)) == ([1, 2], 0.5, 0.0)
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set n = namespace(_x=1) %}",
+        "{% set n = namespace({'_x': 1}) %}",
+        "{% set n = namespace() %}{% set n._x = 1 %}",
+    ],
+)
+def test_a_namespace_takes_no_hidden_name_however_it_is_set(source: str) -> None:
+    with pytest.raises(SecurityError, match="starts with an underscore, got _x"):
+        environment().from_string(source).render()
+    assert environment().from_string(source.replace("_x", "x") + "{{ n.x }}").render() == "1"
+
+
+def test_a_warning_is_logged_for_each_misspelled_keyword(caplog: pytest.LogCaptureFixture) -> None:
+    schema = {"type": "string", "maxlength": 3, "minlength": 1}
+    read(StructuredOutputs(json=schema))
+    assert [re.search("'(m\\w+)'", message).group(1) for message in caplog.messages] == ["maxLength", "minLength"]
+
+
+def test_the_rows_of_a_checked_decoder_have_prompts_and_steps_of_their_own() -> None:
+    plan = DecodePlan.within(Limits(batch=4, length=128, capacity=160, num_draft_tokens=3, prefill_chunk=16), 50)
+    assert len({*plan.prompts}) == len({*plan.tokens}) == 3
+    assert any(len({*advance}) == 3 for _, advance in plan.steps)
 
 
 def test_a_vision_part_belongs_to_the_only_model_of_its_folder(tmp_path: Path) -> None:
