@@ -177,11 +177,16 @@ def test_the_time_is_kept(recorded: tuple[Path, Path]) -> None:
 
 def test_near_tests_come_first_and_each_function_has_as_much_time(recorded: tuple[Path, Path]) -> None:
     tree, folder = recorded
-    near = {test.id: test.imports for test in Recording(folder, tree).tests_of("engines/a.py", first_edit())}
-    assert near == {f"test_a.py::test_add[{n}]": False for n in range(3)}  # "import a" does not name engines.a
+    recording = Recording(folder, tree)
+    distances = {test.id: test.distance for test in recording.tests_of("engines/a.py", first_edit())}
+    assert distances == {f"test_a.py::test_add[{n}]": 2 for n in range(3)}  # "import a" does not name engines.a
+    constant = next(edit for edit in edits(CODE) if edit.text == "6")
+    for names, distance in ((("table",), 0), (("TABLE",), 1), (("able",), 1)):
+        tests = recording.tests_of("engines/a.py", replace(constant, names=names))
+        assert {test.distance for test in tests if test.id == "test_table.py::test_table"} == {distance}
     table = [RecordedTest(f"b.py::table[{n}]", 0.001, frozenset()) for n in range(40)]
     slow = [RecordedTest(f"{file}.py::slow[{n}]", 1.0, frozenset()) for n in range(2) for file in "ab"]
-    imports = [RecordedTest(f"c.py::own[{n}]", 2.0, frozenset(), imports=True) for n in range(2)]
+    imports = [RecordedTest(f"c.py::own[{n}]", 2.0, frozenset(), distance=1) for n in range(2)]
     chosen = Recording(folder, tree).chosen
     own = [test.id for test in imports]
     assert chosen([*slow, *table, *imports], 4.1)[0] == [*own, *(test.id for test in table[:7])]

@@ -35,13 +35,14 @@ class NoRecording(Exception):
 class RecordedTest:
     """``contexts``: the test's own and those of its shared fixtures. ``seconds``: without fixtures.
 
-    ``imports``: whether its file imports the module of the bug.
+    ``distance`` from the bug: 0 for a test whose id has the name that it changes, 1 for one of a file that imports its
+    module, 2 for others.
     """
 
     id: str
     seconds: float
     contexts: frozenset[str]
-    imports: bool = False
+    distance: int = 2
 
 
 class Recording:
@@ -73,12 +74,11 @@ class Recording:
     def chosen(self, tests: Iterable[RecordedTest], seconds: float) -> tuple[list[str], float]:
         """Choose tests that take at most ``seconds`` with their fixtures; return their ids and that duration.
 
-        First those whose files import the module: most tests of a module that all requests run are about others. Each
-        function has as much time as any other, so a table of quick cases comes before the second case of a slow one;
-        what uses a fixture has its part of that time. The tests of a file follow one another, so that its fixtures are
-        made once.
+        The nearest come first: most tests of a module that all requests run are about others. Each function has as much
+        time as any other, so a table of quick cases comes before the second case of a slow one; what uses a fixture has
+        its part of that time. The tests of a file follow one another, so that its fixtures are made once.
         """
-        order: list[tuple[bool, float, RecordedTest]] = []
+        order: list[tuple[int, float, RecordedTest]] = []
         used: dict[str, float] = {}
         tests = sorted(tests, key=lambda test: test.seconds)
         users = Counter(context for test in tests for context in test.contexts)
@@ -86,7 +86,7 @@ class Recording:
             function = test.id.partition("[")[0]
             shared = sum(self._fixtures.get(context, 0.0) / users[context] for context in test.contexts)
             used[function] = used.get(function, 0.0) + test.seconds + _EACH_S + shared
-            order.append((not test.imports, used[function], test))
+            order.append((test.distance, used[function], test))
         ids: list[str] = []
         ready: set[str] = set()
         total = 0.0
@@ -124,8 +124,9 @@ class Piece:
         seen = importing if edit.imported or IMPORT in contexts else set()
         if edit.imported:
             contexts |= self._naming(edit.names) if edit.names else self._running(file, None)
+        named = re.compile(rf"(?<![a-z])(?:{'|'.join(map(re.escape, edit.names))})(?![a-z])") if edit.names else None
         return [
-            replace(test, imports=_module(test.id) in importing)
+            replace(test, distance=0 if named and named.search(test.id) else 2 - (_module(test.id) in importing))
             for test in self._tests
             if test.contexts & contexts or _module(test.id) in seen
         ]
