@@ -54,6 +54,11 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     sizes = _decoder_sizes(manifest, name)
     if name == "context":
         return contract.context(features=features, **sizes)
+    if name == "draft" and draft.kind == "assistant":  # it reads layers of the target
+        of_target = _decoder_sizes(manifest, "target")["heads"]
+        caches = {layer: of_target[layer] for layer in sizes["heads"] if layer in of_target}
+        read = {field: sizes[field] for field in ("capacity", "vocab", "dtype")}
+        return contract.assistant(caches=caches, hidden=features, **read)
     if name in DRAFT_LAYERS and "fuse" in manifest.engines:
         parallel, further = draft.traits.parallel, DRAFT_LAYERS[1] in manifest.engines
         return contract.draft_head(hidden=hidden, parallel=parallel, further=further, **sizes)

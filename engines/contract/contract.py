@@ -243,6 +243,21 @@ def draft_head(*, hidden: int, dtype: str, parallel: bool = False, further: bool
     )
 
 
+def assistant(*, caches: Mapping[int, tuple[int, int]], hidden: int, capacity: int, vocab: int, dtype: str) -> Contract:
+    """Return the contract of a draft head that reads keys and values of its target over a linear cache, and has none.
+
+    ``caches``: the KV heads and the head size of those layers of the target. ``write_index`` is the position of the
+    text's newest token, whose keys and values are not cached yet, for all tokens of a draft window.
+    """
+    base = draft_head(hidden=hidden, layers=0, kv_heads=0, head_dim=0, capacity=capacity, vocab=vocab, dtype=dtype)
+    read = (
+        Binding(f"past_{kind}.{layer}", dtype, ("batch", kv, capacity, dim))
+        for layer, (kv, dim) in caches.items()
+        for kind in ("key", "value")
+    )
+    return Contract((*base.inputs, *read), base.outputs)
+
+
 def fuse(*, features: int, hidden: int, dtype: str) -> Contract:
     """Return the contract of the engine that projects target features to a head's states, for any number of tokens."""
     return Contract(

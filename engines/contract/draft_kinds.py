@@ -14,7 +14,8 @@ from tandemrt.engines.validation.errors import quoted
 from tandemrt.engines.validation.records import Record, reject
 
 ModelKind = Literal["model", "pard"]  # a model of its own
-HeadKind = Literal["eagle3", "peagle", "mtp", "dflash", "dflash2", "dspark"]  # reads the target's hidden states
+# Reads the target's hidden states.
+HeadKind = Literal["eagle3", "peagle", "mtp", "assistant", "dflash", "dflash2", "dspark"]
 
 # Engines of MTP layers: each drafts one token. The first has the name that every other draft model has.
 DRAFT_LAYERS: tuple[Literal["draft", "draft_2", "draft_3", "draft_4"], ...] = ("draft", "draft_2", "draft_3", "draft_4")
@@ -33,6 +34,7 @@ class DraftTraits:
         engines: engines in addition to the target's and to those that verify.
         num_draft_tokens: the default in a recipe for a draft with a checkpoint.
         features: the target outputs hidden states of its layers for the draft.
+        reads_cache: the draft reads the target's KV cache.
         masks: the draft is fed a mask token in place of each token to predict.
         parallel: one call per round, over the tokens that the previous round emitted followed by masks.
         block: one call per round, over the newest token followed by masks; the call always has the length of the
@@ -46,6 +48,7 @@ class DraftTraits:
     engines: tuple[str, ...] = ()
     num_draft_tokens: int = 4
     features: bool = False
+    reads_cache: bool = False
     masks: bool = False
     parallel: bool = False
     block: bool = False
@@ -151,6 +154,12 @@ class MtpEntry(FeatureEntry):
         return self.layers or self.traits.lookahead
 
 
+class AssistantEntry(FeatureEntry):
+    """A Gemma 4 assistant, which reads the target's KV cache, too. Its contract names the layers."""
+
+    kind: Literal["assistant"]
+
+
 class BlockEntry(FeatureEntry):
     """A block draft: one call of ``block`` tokens, the newest token followed by masks.
 
@@ -196,7 +205,7 @@ class NoEntry(_Entry):
 
 MaskedEntry = PardEntry | PEagleEntry | BlockEntry
 DraftEntry = Annotated[
-    ModelEntry | PardEntry | Eagle3Entry | PEagleEntry | MtpEntry | BlockEntry | NgramEntry | NoEntry,
+    ModelEntry | PardEntry | Eagle3Entry | PEagleEntry | MtpEntry | AssistantEntry | BlockEntry | NgramEntry | NoEntry,
     Field(discriminator="kind"),
 ]
 
@@ -207,6 +216,8 @@ DRAFT_KINDS: Mapping[str, DraftTraits] = {
     "eagle3": DraftTraits(Eagle3Entry, _HEAD, features=True, lookahead=1),
     "peagle": DraftTraits(PEagleEntry, _HEAD, 5, features=True, masks=True, parallel=True, lookahead=1),
     "mtp": DraftTraits(MtpEntry, _HEAD, 3, features=True, layers=len(DRAFT_LAYERS), lookahead=1),
+    # The state of a text's last token is in no cache, so a cached prefix ends before that token.
+    "assistant": DraftTraits(AssistantEntry, _MODEL, features=True, reads_cache=True, lookahead=1),
     "pard": DraftTraits(PardEntry, _MODEL, 8, masks=True, parallel=True),
     "dflash": DraftTraits(BlockEntry, ("context", *_MODEL), 7, features=True, masks=True, block=True),
     "dflash2": DraftTraits(BlockEntry, ("context", "markov", *_MODEL), 7, features=True, masks=True, block=True),

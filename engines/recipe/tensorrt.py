@@ -47,7 +47,7 @@ class _TensorRtBackend(Backend):
 
     folder: ClassVar[str] = "tensorrt"
     # Those that run over a linear cache without onnxruntime's operators.
-    drafts: ClassVar[tuple[str, ...]] = tuple(kind for kind, needs in DRAFT_KINDS.items() if not needs.block)
+    drafts: ClassVar[tuple[str, ...]] = tuple(kind for kind in Backend.drafts if not DRAFT_KINDS[kind].block)
     no_other_dtype: ClassVar[str] = "whose attention layer has no other"
 
     @property

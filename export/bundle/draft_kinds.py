@@ -14,11 +14,13 @@ from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, quoted
 from tandemrt.export.graph.graph import Graph
 from tandemrt.export.graph.lowering import Lowering
+from tandemrt.export.model.assistant import build_assistant
 from tandemrt.export.model.dflash import LOWERINGS, build_context, build_dflash
 from tandemrt.export.model.dflash2 import build_dflash2, build_selector
 from tandemrt.export.model.eagle3 import build_eagle3, build_fuse
 from tandemrt.export.model.markov import build_markov
 from tandemrt.export.model.mtp import build_mtp, build_state_norm
+from tandemrt.export.read.assistant import AssistantSpec
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.dflash import DFlashSpec
 from tandemrt.export.read.dflash2 import DFlash2Spec
@@ -27,7 +29,7 @@ from tandemrt.export.read.eagle3 import Eagle3Spec
 from tandemrt.export.read.mtp import MtpSpec, QuantizedWeights
 from tandemrt.export.read.spec import ModelSpec
 
-Spec = Eagle3Spec | MtpSpec | DFlashSpec
+Spec = Eagle3Spec | MtpSpec | AssistantSpec | DFlashSpec
 
 
 class ReadDraft(NamedTuple):
@@ -67,6 +69,7 @@ class FeatureDraft:
         lowerings: supported lowerings.
         scores_all_tokens: a draft over the full vocabulary uses the target's lm_head if it has none of its own.
         borrows_layers: all tensors of its graphs come from the target's checkpoint (MTP).
+        embeds_as_target: it reads the target's embeddings, as wide and scaled as there.
     """
 
     read: Callable[[Any, Checkpoint, ModelSpec], ReadDraft]
@@ -76,6 +79,7 @@ class FeatureDraft:
     lowerings: tuple[Lowering, ...] = get_args(Lowering)
     scores_all_tokens: bool = False
     borrows_layers: bool = False
+    embeds_as_target: bool = False
 
 
 def _read_eagle3(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec, *, parallel: bool) -> ReadDraft:
@@ -109,6 +113,17 @@ def _mtp_graphs(spec: MtpSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> lis
         layers.append(Graph(name, file, sizes.dtype, bindings, draft, sizes.lowering))
     fuse = partial(build_state_norm, spec, checkpoint, dtype=sizes.dtype)
     return [*layers, Graph("fuse", "draft/fuse.onnx", sizes.dtype, _fuse_contract(spec, sizes), fuse)]
+
+
+def _read_assistant(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec) -> ReadDraft:
+    ignored = section.ignore_config_fields
+    return ReadDraft(AssistantSpec.from_hf(checkpoint.config, target, ignored=ignored), checkpoint, {})
+
+
+def _assistant_graphs(spec: AssistantSpec, checkpoint: Checkpoint, sizes: GraphSizes) -> list[Graph]:
+    draft = partial(build_assistant, spec, checkpoint, **sizes.build)
+    bindings = spec.contract(**sizes.contract)
+    return [Graph("draft", "draft/model.onnx", sizes.dtype, bindings, draft, sizes.lowering)]
 
 
 def _read_block(
@@ -191,6 +206,7 @@ FEATURE_DRAFTS: Mapping[str, FeatureDraft] = {
     "eagle3": FeatureDraft(partial(_read_eagle3, parallel=False), _eagle3_graphs),
     "peagle": FeatureDraft(partial(_read_eagle3, parallel=True), _eagle3_graphs, _parallel_entry),
     "mtp": FeatureDraft(_read_mtp, _mtp_graphs, _mtp_entry, _mtp_notes, scores_all_tokens=True, borrows_layers=True),
+    "assistant": FeatureDraft(_read_assistant, _assistant_graphs, lowerings=("grouped",), embeds_as_target=True),
     "dflash": FeatureDraft(_read_block, _dflash_graphs, **_BLOCK_DRAFT),
     "dflash2": FeatureDraft(partial(_read_block, of=DFlash2Spec), _dflash2_graphs, **_BLOCK_DRAFT),
     "dspark": FeatureDraft(partial(_read_block, of=DSparkSpec), _dspark_graphs, **_BLOCK_DRAFT),

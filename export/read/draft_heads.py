@@ -26,7 +26,6 @@ _OTHERS: Mapping[str, str] = {
     "QwenDFlareDraftModel": "each of its layers mixes the target's states by weights of its own",
     "Gemma4DSparkModel": "its layers are those of Gemma 4",
     "KimiK3DSparkMLADraftModel": "its layers have latent attention",
-    "Gemma4AssistantForCausalLM": "its layers read the target's KV cache",
     "Gemma4UnifiedAssistantForCausalLM": "its layers read the target's KV cache",
     "DeepSeekForCausalLMEagle3": "it has TorchSpec's own names; convert it for vLLM",
     "LlamaForCausalLMEagle4": "it is an EAGLE-4 head",

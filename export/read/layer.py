@@ -41,20 +41,23 @@ class OutputGate:
 class Variants:
     """How layers differ from those of other models; the defaults are the common layer.
 
-    ``heads``: for each layer its heads; None: all have those of the spec. ``values_are_keys``: layers without a sliding
-    window have no weights for values, their values are the keys before their norm. ``value_norm``: values are normed
-    without a weight. ``sharing``: the number of last layers without keys and values; each reads the cache of the last
-    earlier layer of its kind, sliding or not, and its MLP has width ``sharing_intermediate``. ``scaled``: one stored
-    factor multiplies the residual stream after each layer. ``value_dim``: a head of values has fewer values than one of
-    keys, which are cached with zeros after them; 0: as many. ``value_scale`` multiplies them. ``sliding_sinks``: of the
-    layers only those with a sliding window have attention sinks. ``gate`` multiplies the output of attention.
-    ``expert_clamps``: for each layer what replaces the activation of its experts,
-    and ``mlp_clamps`` that of its MLP or shared expert; None: nothing; (): nothing in any layer.
+    ``sources``: for each layer the one whose cache it reads, numbered after the model's own, because it is a layer of
+    another model; (): see ``sharing``. ``heads``: for each layer its heads; None: all have those of the spec.
+    ``values_are_keys``: layers without a sliding window have no weights for values, their values are the keys before
+    their norm. ``value_norm``: values are normed without a weight. ``sharing``: the number of last layers without keys
+    and values; each reads the cache of the last earlier layer of its kind, sliding or not, and its MLP has width
+    ``sharing_intermediate``. ``scaled``: one stored factor multiplies the residual stream after each layer.
+    ``value_dim``: a head of values has fewer values than one of keys, which are cached with zeros after them; 0: as
+    many. ``value_scale`` multiplies them. ``sliding_sinks``: of the layers only those with a sliding window have
+    attention sinks. ``gate`` multiplies the output of attention. ``expert_clamps``: for each layer what replaces the
+    activation of its experts, and ``mlp_clamps`` that of its MLP or shared expert; None: nothing; (): nothing in any
+    layer.
     """
 
     heads: tuple[Heads, ...] | None = None
     values_are_keys: bool = False
     value_norm: bool = False
+    sources: tuple[int, ...] = ()
     sharing: int = 0
     sharing_intermediate: int = 0
     inputs: LayerInputs | None = None

@@ -197,6 +197,8 @@ class ModelSpec:
 
     def cache_of(self, layer: int) -> int:
         """Return the layer whose keys and values a layer reads: itself, or the last one of its kind that has some."""
+        if self.variants.sources:
+            return self.variants.sources[layer]
         first = self.layers - self.variants.sharing
         kind = self.sliding_layers[layer]
         return layer if layer < first else max(at for at in range(first) if self.sliding_layers[at] == kind)

@@ -95,7 +95,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
             target = engines["target"].contract
             chunk = packed_tokens if layout.packed else 0
             images = ImageInputs(target, state, slots=limits.batch, window=windows.largest, chunk=chunk, device=device)
-        parts = DraftParts(bundle, engines, buffers, state, cache_manager, graphs, layout, new_layout)
+        parts = DraftParts(bundle, engines, buffers, state, cache_manager, cache, graphs, layout, new_layout)
         return EngineLoop(
             TargetRunner(engines, buffers, state, cache, graphs, layout, images),
             make_drafter(parts),

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.runtime.caches.call_layout import CallLayout
-from tandemrt.runtime.caches.kv_cache import KVCacheManager
+from tandemrt.runtime.caches.kv_cache import Cache, KVCacheManager
 from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.buffers import RoundBuffers
 from tandemrt.runtime.device.graphs import Graphs
@@ -17,6 +17,7 @@ class DraftParts:
     """Engines, buffers, caches and layouts for a drafter.
 
     Attributes:
+        target_cache: the KV cache of the target.
         layout: the target's call layout.
         new_layout: makes another layout over the same caches.
     """
@@ -26,6 +27,7 @@ class DraftParts:
     buffers: RoundBuffers
     state: SlotState
     cache_manager: KVCacheManager
+    target_cache: Cache
     graphs: Graphs
     layout: CallLayout
     new_layout: Callable[[], CallLayout]

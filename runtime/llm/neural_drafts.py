@@ -14,7 +14,8 @@ from tandemrt.engines.contract.draft_kinds import (
     PardEntry,
     PEagleEntry,
 )
-from tandemrt.runtime.caches.kv_cache import make_cache
+from tandemrt.runtime.caches.kv_cache import Cache, make_cache
+from tandemrt.runtime.drafters.assistant import AssistantDrafter, TargetRows
 from tandemrt.runtime.drafters.block import BlockDrafter, MarkovBlockHead, MaskBlock, PlainBlockHead
 from tandemrt.runtime.drafters.layers import LayersDrafter
 from tandemrt.runtime.drafters.model import ModelDrafter
@@ -64,6 +65,11 @@ def _mtp(parts: DraftParts, entry: MtpEntry) -> Drafter:
     return LayersDrafter(draft, pairs, sampler, caches=caches, layouts=layouts, chunk=parts.chunk)
 
 
+def _assistant(parts: DraftParts, _: FeatureEntry) -> Drafter:
+    draft = _resources(parts, TargetRows(parts.target_cache, parts.engines["draft"]))
+    return AssistantDrafter(draft, StepSampler(draft))
+
+
 def _block(parts: DraftParts, entry: BlockEntry) -> Drafter:
     draft = _resources(parts)
     sampler = WindowSampler(draft)
@@ -76,14 +82,14 @@ def _markov_block(parts: DraftParts, entry: BlockEntry) -> Drafter:
     return BlockDrafter(draft, MarkovBlockHead(draft, _tokens(draft, entry), sampler), sampler)
 
 
-def _resources(parts: DraftParts) -> DraftResources:
-    """The engines, buffers and new cache of the draft, with the target's layout."""
+def _resources(parts: DraftParts, cache: Cache | None = None) -> DraftResources:
+    """The engines and buffers of the draft, with the target's layout, and with ``cache`` or a new one."""
     draft, limits = parts.engines["draft"], parts.bundle.limits
     return DraftResources(
         parts.engines,
         parts.buffers,
         parts.state,
-        make_cache(draft, limits.batch, parts.cache_manager),
+        make_cache(draft, limits.batch, parts.cache_manager) if cache is None else cache,
         parts.graphs,
         parts.layout,
         slots=limits.batch,
@@ -109,6 +115,7 @@ NEURAL_DRAFTERS: Mapping[str, Callable[[DraftParts, Any], Drafter]] = {
     "pard": _pard,  # reads tokens and mask tokens; one run per round
     "eagle3": _head,  # reads pairs (token, target state); one run per drafted token
     "mtp": _mtp,  # the same
+    "assistant": _assistant,  # reads a token, a target state and the target's KV cache; one run per drafted token
     "peagle": _parallel_head,  # reads pairs and mask tokens; one run per round
     "dflash": _block,  # reads a block of mask tokens; one run per round
     "dflash2": _markov_block,  # the same; one run of the selector per drafted token

@@ -564,8 +564,8 @@ def test_any_other_manifest_version_is_rejected(bundle: Bundle, version: Any) ->
         (
             ("draft", "kind"),
             "medusa",
-            "draft.kind: must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'dflash', 'dflash2', 'dspark', "
-            "'ngram', 'none'",
+            "draft.kind: must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'assistant', 'dflash', 'dflash2', "
+            "'dspark', 'ngram', 'none'",
         ),
         (("draft", "kind"), "pard", "draft.mask_token: is required and missing\ndraft.ngram_min: is not a known key"),
         (("draft", "mask_token"), 3, "draft.mask_token: is not a known key; got 3"),

@@ -41,12 +41,13 @@ def test_every_kind_with_a_model_is_exported_and_drafts() -> None:
 def test_the_traits_of_a_kind_agree_with_its_entry_and_its_engines(traits: DraftTraits) -> None:
     entry, fields = traits.entry, traits.entry.model_fields
     assert traits.samples == issubclass(entry, DraftSampling)
-    assert traits.features == issubclass(entry, FeatureEntry) == bool({"fuse", "context"} & {*traits.engines})
+    assert traits.features == issubclass(entry, FeatureEntry)
+    assert traits.features == bool({"fuse", "context"} & {*traits.engines} or traits.reads_cache)
     assert traits.masks == ("mask_token" in fields)
     assert traits.block == ("block" in fields) == ("context" in traits.engines)
     assert traits.parallel == (traits.masks and not traits.block)
     assert (traits.layers > 1) == ("layers" in fields)
-    assert traits.lookahead == ("fuse" in traits.engines)
+    assert traits.lookahead == ("fuse" in traits.engines or traits.reads_cache)
     assert traits.skips_undrafted == (entry is ModelEntry)
 
 

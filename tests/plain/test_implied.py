@@ -50,6 +50,12 @@ DRAFTS: dict[str, tuple[dict[str, Any], dict[str, Contract]]] = {
     "eagle3": ({"vocab": DRAFT_VOCAB}, TARGET | FUSE | PART | {"draft": head(DRAFT_VOCAB)}),
     "peagle": ({"mask_token": 1}, TARGET | FUSE | WHOLE | {"draft": head(parallel=True)}),
     "mtp": ({"layers": 2}, TARGET | FUSE | WHOLE | {"draft": head(further=True), "draft_2": head(further=True)}),
+    "assistant": (
+        {},
+        TARGET
+        | WHOLE
+        | {"draft": contract.assistant(caches={1: (2, 8)}, hidden=FEATURES, capacity=37, vocab=96, **DTYPE)},
+    ),
     "dflash": ({"mask_token": 1, "block": 8, "vocab": DRAFT_VOCAB}, TARGET | CONTEXT | PART | {"draft": block()}),
     "dflash2": (
         {"mask_token": 1, "block": 8},
@@ -107,6 +113,11 @@ def test_an_engine_of_a_draft_with_a_binding_that_differs_is_rejected(
         ("dflash", "context", contract.context(features=FEATURES + 1, **CACHE, vocab=DRAFT_VOCAB)),
         ("dspark", "markov", contract.markov(vocab=DRAFT_VOCAB, **DTYPE, row_states=ROW_STATES + 1, memory=MEMORY)),
         ("dspark", "markov", contract.markov(vocab=96, **DTYPE, row_states=ROW_STATES, memory=MEMORY)),
+        (
+            "assistant",
+            "draft",
+            contract.assistant(caches={1: (2, 16)}, hidden=FEATURES, capacity=37, vocab=96, **DTYPE),
+        ),
         ("model", "propose", proposing(DRAFT_VOCAB, target_ids=False)["propose"]),
     ],
 )

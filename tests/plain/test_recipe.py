@@ -176,8 +176,8 @@ def test_the_error_for_an_unknown_key_suggests_the_nearest_one(tmp_path: Path, t
         (MINIMAL + "[draft]\nnum_draft_tokens = 4", "draft.kind: is required and missing"),
         (
             MINIMAL + '[draft]\nkind = "medusa"',
-            "must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'dflash', 'dflash2', 'dspark', "
-            "'ngram', 'none'; got",
+            "must be one of 'model', 'pard', 'eagle3', 'peagle', 'mtp', 'assistant', 'dflash', 'dflash2', "
+            "'dspark', 'ngram', 'none'; got",
         ),
         (MINIMAL + '[draft]\nkind = "model"', "draft.checkpoint: is required and missing"),
         (
@@ -219,7 +219,9 @@ def test_a_missing_or_invalid_value_is_rejected_with_its_key(tmp_path: Path, tex
     assert message in refusal(tmp_path, text)
 
 
-@pytest.mark.parametrize("kind", ["model", "eagle3", "peagle", "mtp", "pard", "dflash", "dflash2", "dspark"])
+@pytest.mark.parametrize(
+    "kind", ["model", "eagle3", "peagle", "mtp", "assistant", "pard", "dflash", "dflash2", "dspark"]
+)
 def test_every_kind_of_draft_model_has_sampling_options(tmp_path: Path, kind: str) -> None:
     text = MINIMAL + f'[draft]\nkind = "{kind}"\ncheckpoint = "d"\n'
     plain, asked = (load(tmp_path, text + keys).draft.model_dump() for keys in ("", DRAWN))
@@ -339,6 +341,12 @@ def test_tensorrt_builds_drafts_over_a_linear_cache(tmp_path: Path, kind: str) -
 def test_tensorrt_has_no_operators_for_block_drafts(tmp_path: Path) -> None:
     text = MINIMAL + 'dtype = "float16"\n[draft]\nkind = "dflash"\ncheckpoint = "d"\n[backend]\nname = "tensorrt"'
     assert "draft.kind must be one of model, eagle3, peagle, mtp, pard, ngram, none" in refusal(tmp_path, text)
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime-cuda", "tensorrt"])
+def test_a_draft_that_reads_the_targets_cache_needs_a_cpu(tmp_path: Path, backend: str) -> None:
+    text = MINIMAL + f'dtype = "float16"\n[draft]\nkind = "assistant"\ncheckpoint = "d"\n[backend]\nname = "{backend}"'
+    assert f"when backend.name is '{backend}'; got 'assistant'" in refusal(tmp_path, text)
 
 
 def test_the_interpreter_that_builds_may_be_named_at_the_command_line(tmp_path: Path) -> None:
