@@ -34,7 +34,7 @@ WITH_EXPERTS = {
     "30B-A3B, 1 request": (1, [3.55, 4.18, 4.81, 5.44, 6.07]),
     "30B-A3B, 16 requests": (16, [11.91, 13.77, 15.64, 17.5, 19.36]),
 }
-# The same with 12 layers and skewed routers (docs/data/adaptive-experts.csv).
+# The same with 12 layers and skewed routers, of a run before that of docs/data/adaptive-experts.csv.
 WITH_SKEWED_EXPERTS = {
     1: [0.986, 1.43, 1.813, 2.18, 2.53],
     4: [1.457, 2.115, 2.637, 3.089, 3.533],

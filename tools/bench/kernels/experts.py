@@ -2,9 +2,10 @@
 
 python -m tools.bench.kernels experts                    # 1 to 2,048 rows
 
-A line holds the number of experts that any row chose, the time to read their weights once, the time of the operator,
-and the time of the implementation that the operator did not choose (streamed or grouped matmuls). With ``--quantized``
-a second table has the times for quantized weights; their floor is that of 4 bits with a scale per 128 inputs.
+A line has the number of experts that any row chose, the time to read their weights once, the implementation that the
+operator chooses without batch invariance and its time, and the time of another one: of grouped matmuls, or in place of
+these of inputs added in order. With ``--quantized`` a second table has the times for quantized weights; their floor is
+that of 4 bits with a scale per 128 inputs.
 """
 
 from typing import Annotated
@@ -13,9 +14,9 @@ import torch
 import typer
 
 from tandemrt.plugins.implementations import launcher
-from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
+from tandemrt.plugins.kernels.experts import ExpertsCall
+from tandemrt.plugins.kernels.experts_grouped import GroupedMixture
 from tandemrt.plugins.kernels.experts_ordered import OrderedMixture
-from tandemrt.plugins.kernels.experts_route import Routing
 from tandemrt.plugins.operators.constants import SILU_EXPERTS
 from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output
 from tandemrt.plugins.operators.launch import Call, Context
@@ -32,7 +33,8 @@ FORMS = {  # numbers, and inputs that share a scale
     "NVFP4": ("float4", 16),
     "MXFP4": ("float4", 32),
 }
-COLUMNS = {"rows": "", "experts": ".1f", "floor": ".0f", "way": "", "operator": ".1f", "the other way": ".1f"}
+WAYS = {ExpertsCall: "streamed", OrderedMixture: "in order", GroupedMixture: "grouped"}
+COLUMNS = {"rows": "", "experts": ".1f", "floor": ".0f", "way": "", "operator": ".1f", "another way": ".1f"}
 
 
 def main(
@@ -80,13 +82,12 @@ def _line(rows: int, experts: int, chosen: int, hidden: int, width: int, context
     attributes = {"per_token": chosen, "normalized": 1, **SILU_EXPERTS}
     used = [len(each["router_logits"].topk(chosen)[1].unique()) for each in layers]
     floor = 1e6 * sum(used) / LAYERS * 3 * hidden * width * 2 / bandwidth()
-    routing = Routing.of(layers[0]["router_logits"], attributes)
-    grouped = fill_groups(routing) and has_groups(layers[0]["x"], context)
-    times = [
-        best_us(run_all([kind(each, attributes, context) for each in layers]), LAYERS)
-        for kind in ((GroupedMixture, OrderedMixture) if grouped else (OrderedMixture, GroupedMixture))
-    ]
-    return (rows, sum(used) / LAYERS, floor, "grouped" if grouped else "in order", *times)
+    by_operator = [launcher("experts", context)(each, attributes, context) for each in layers]
+    way = WAYS[type(by_operator[0])]
+    another = OrderedMixture if way == "grouped" else GroupedMixture
+    by_another: list[Call] = [another(each, attributes, context) for each in layers]
+    times = [best_us(run_all(calls), LAYERS) for calls in (by_operator, by_another)]
+    return (rows, sum(used) / LAYERS, floor, way, *times)
 
 
 def _low_bit_line(rows: int, experts: int, chosen: int, hidden: int, width: int, context: Context) -> Row:
