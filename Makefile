@@ -85,7 +85,7 @@ test-hybrids: $(VENV)/.dev ## send 500 random requests to hybrid models with dra
 	HYBRID_REQUESTS=500 $(BIN)/python -m pytest tests/engine/test_hybrid_traffic.py tests/engine/test_hybrid_weights.py
 
 test-images: $(VENV)/.dev ## send 300 random requests with images, schemas and budgets, with drafts and without, and compare bits
-	IMAGE_REQUESTS=300 $(BIN)/python -m pytest tests/engine/test_images.py -k speculation
+	IMAGE_REQUESTS=300 $(BIN)/python -m pytest tests/engine/test_images.py tests/engine/test_gemma_images.py -k "speculation or drafts_after_images"
 
 test-families: $(VENV)/.dev ## build a bundle of every model family, in float32 and int8, and compare its texts with transformers
 	$(BIN)/python -m pytest $(PARALLEL) tests/families

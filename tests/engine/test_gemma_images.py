@@ -16,7 +16,7 @@ from tandemrt.export.bundle.build import build
 from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
-from tests.engine.test_images import GREEDY, IMAGE_TOKEN, NGRAM, bundle, require_equal_logprobs
+from tests.engine.test_images import GREEDY, IMAGE_TOKEN, NGRAM, NUM_REQUESTS, bundle, require_equal_logprobs
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import GEMMA3_SETTINGS, IMAGE_TOKENS, tiny_vision, write_recipe
 from tests.pictures import asked, picture, require_same_texts_without_drafts
@@ -91,7 +91,7 @@ def test_a_cached_prefix_may_end_within_an_image(in_chunks: LLM, model: PreTrain
 
 @pytest.mark.parametrize("opened", ["in_chunks", "paged"])
 def test_speculation_and_neighbours_change_no_text_after_images(request: pytest.FixtureRequest, opened: str) -> None:
-    require_same_texts_without_drafts(request.getfixturevalue(opened), 12)
+    require_same_texts_without_drafts(request.getfixturevalue(opened), NUM_REQUESTS)
 
 
 def test_the_prompt_is_that_of_the_processor(in_chunks: LLM, target: Path) -> None:

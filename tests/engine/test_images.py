@@ -44,7 +44,7 @@ from tests.waiting import eventually
 
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'
 IMAGE_TOKEN = 269
-NUM_REQUESTS = int(os.environ.get("IMAGE_REQUESTS", "16"))
+NUM_REQUESTS = int(os.environ.get("IMAGE_REQUESTS", "12"))
 GREEDY = SamplingParams(
     temperature=0,
     max_tokens=12,
@@ -397,7 +397,7 @@ def test_an_mtp_layer_drafts_after_images(tmp_path: Path) -> None:
     add_mtp(folder)
     drafting = f'kind = "mtp"\ncheckpoint = "{folder}"\nnum_draft_tokens = 4'
     with LLM(bundle(tmp_path, folder, "mtp", drafting=drafting)) as llm:
-        require_same_texts_without_drafts(llm, 8)
+        require_same_texts_without_drafts(llm, NUM_REQUESTS)
 
 
 @pytest.mark.parametrize(("kind", "head"), [("eagle3", EAGLE3), ("dflash", DFLASH)])
@@ -405,7 +405,7 @@ def test_a_head_that_reads_states_drafts_after_images(target: Path, tmp_path: Pa
     folder = replace(head, max_length=400).save(tmp_path / "head")
     drafting = f'kind = "{kind}"\ncheckpoint = "{folder}"\nnum_draft_tokens = 4'
     with LLM(bundle(tmp_path, target, kind, drafting=drafting)) as llm:
-        require_same_texts_without_drafts(llm, 8, two_known(folder))
+        require_same_texts_without_drafts(llm, NUM_REQUESTS, two_known(folder))
         plain = SamplingParams(max_tokens=24, temperature=0, logit_bias=dict.fromkeys(two_known(folder), 30.0))
         assert llm.chat(asked("see ", picture(1), "end"), plain).speculation.num_accepted_draft_tokens > 0
 
