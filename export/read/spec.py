@@ -133,7 +133,8 @@ class ModelSpec:
         windows = family.windows(fields, layers)
         experts = family.experts(fields, layers)
         variants = family.variants(fields, Heads(heads, kv_heads, head_dim), windows)
-        full = rotary if variants.heads is None else max(each.dim for each in variants.heads)
+        by_layer = zip(variants.heads or (), windows[1], strict=variants.heads is not None)
+        full = next((of_layer.dim for of_layer, slides in by_layer if not slides), rotary)
         rope, local_rope = ropes(fields, (full, rotary), max_length, family.rope, length, windows[1])
         spec = cls(
             family=family.name,

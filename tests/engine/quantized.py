@@ -164,9 +164,10 @@ def write(
     config: Mapping[str, Any],
     quantizer: Quantizer,
     inputs: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    family: str = "qwen2",
 ) -> PreTrainedModel:
     """Write a checkpoint with matmul weights stored by ``quantizer``, and return the equivalent model."""
-    model = make_checkpoint("qwen2", folder, sizes=SIZES)
+    model = make_checkpoint(family, folder, sizes=SIZES)
     with torch.no_grad():
         for name, meant in rewrite(folder, config, quantizer).items():
             matmul = model.get_submodule(name)

@@ -68,13 +68,10 @@ class Float8:
         stored = {"weight": bits, self.scale: scale if self.shape is None else scale.reshape(self.shape)}
         return stored | ({self.input_scale: torch.tensor(STATIC)} if self.input_scale else {}), meant
 
-    def write(self, folder: Path) -> PreTrainedModel:
+    def write(self, folder: Path, family: str = "qwen2") -> PreTrainedModel:
         static = STATIC if self.input_scale else None
-        if self.inputs is None:
-            return quantized.write(folder, self.config, self.store)
-        return quantized.write(
-            folder, self.config, self.store, lambda x: quantized.rounded(x, static, self.inputs or 0)
-        )
+        rounds = None if self.inputs is None else lambda x: quantized.rounded(x, static, self.inputs or 0)
+        return quantized.write(folder, self.config, self.store, rounds, family)
 
 
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
@@ -193,8 +190,8 @@ class Nvfp4:
     def store(self, weight: torch.Tensor) -> tuple[quantized.Stored, torch.Tensor]:
         return quantized.nvfp4(weight)
 
-    def write(self, folder: Path) -> PreTrainedModel:
-        return quantized.write(folder, self.config, self.store)
+    def write(self, folder: Path, family: str = "qwen2") -> PreTrainedModel:
+        return quantized.write(folder, self.config, self.store, family=family)
 
 
 @dataclass(frozen=True)
@@ -258,6 +255,15 @@ def test_repacked_weights_keep_their_values(tmp_path, case):
     quantized.packed(tmp_path)
     result = Decoder(tmp_path / "packed", "grouped", batch=1)([TOKENS], [0])[0]
     assert (result - expected).norm() < 0.02 * expected.norm()  # inputs are rounded to 8 bits
+
+
+@pytest.mark.parametrize("case", ["compressed-tensors, channel, inputs by token", "modelopt", "modelopt, NVFP4"])
+def test_a_quantized_gemma_4_has_the_logits_of_the_dequantized_checkpoint(tmp_path, case):
+    expected = expected_logits((FLOAT8 | OTHERS)[case].write(tmp_path, "gemma4 dense"), TOKENS)
+    if case in OTHERS:
+        quantized.packed(tmp_path)
+    result = Decoder(tmp_path / ("packed" if case in OTHERS else ""), "grouped", batch=1)([TOKENS], [0])[0]
+    assert (result - expected).norm() < 0.02 * expected.norm()
 
 
 def test_a_4_bit_checkpoint_keeps_its_unquantized_tensors(tmp_path):
