@@ -27,7 +27,7 @@
 typedef struct {
     int8_t integers[STEP];
     float scale, sums[3], scaled_sums[3];
-    int32_t starts[3];
+    int32_t starts[3], pairs[3];
 } Rounded;
 /* The same of TILE_ROWS rows. */
 typedef struct { float scale[TILE_ROWS], sums[TILE_ROWS], scaled_sums[TILE_ROWS]; } TileRows;

@@ -9,12 +9,10 @@ typedef uint32_t Words16 __attribute__((vector_size(64)));
 #define NAME(function) low_bit_int8_##function##_avx512
 #define TARGET __attribute__((target("avx512f,avx512bw,avx512vnni,fma")))
 #define VECTOR_COLUMNS 16
-#define MOST_ROWS 8
 #define FLOATS __m512
 #define WORDS Words16
 #define JOIN(type, low, high) ((type)_mm512_inserti64x4(_mm512_castsi256_si512((__m256i)(low)), (__m256i)(high), 1))
 #define PREFETCH(at) _mm_prefetch(at, _MM_HINT_T1) /* the processor's own prefetches do not follow two tiles */
-#define STARTS_AT_MIDDLE 1
 #define START(rounded, sum, bits) ((Words16)_mm512_set1_epi32((rounded)->starts[sum]))
 #define LOOK_UP(table, at) ((Words16)_mm512_shuffle_epi8((__m512i)(table), (__m512i)(at)))
 #define DOT(sums, weights, x) _mm512_dpbusd_epi32((__m512i)(sums), (__m512i)(weights), (__m512i)(x))

@@ -49,12 +49,10 @@ INLINE uint32x4_t start_of(const Rounded* rounded, size_t sum, int bits) {
 #define NAME(function) low_bit_int8_##function##_neon
 #define TARGET DOT_PRODUCTS
 #define VECTOR_COLUMNS 4
-#define MOST_ROWS 8
 #define FLOATS float32x4_t
 #define WORDS uint32x4_t
 #define JOIN(type, low, high) (low)
 #define PREFETCH(at) __builtin_prefetch(at)
-#define STARTS_AT_MIDDLE 1
 #define START(rounded, sum, bits) start_of(rounded, sum, bits)
 #define LOOK_UP(table, at) vreinterpretq_u32_u8(vqtbl1q_u8(vreinterpretq_u8_u32(table), vreinterpretq_u8_u32(at)))
 #define ADD_PAIR(sums, low, first, high, second, bits) add_dots(sums, low, first, high, second, bits)

@@ -1,7 +1,8 @@
 /* Rows of low_bit_int8_matmul, compiled for each kind of processor. Its file defines what differs: NAME, TARGET,
- * VECTOR_COLUMNS, MOST_ROWS, FLOATS, WORDS, JOIN, PREFETCH, STARTS_AT_MIDDLE, START, LOOK_UP, ADD_PAIR, WHOLE and
- * MULTIPLY_ADD. All kinds give the same bits. */
+ * VECTOR_COLUMNS, FLOATS, WORDS, JOIN, PREFETCH, START, LOOK_UP, ADD_PAIR, WHOLE and MULTIPLY_ADD. All kinds give the
+ * same bits. */
 
+#define MOST_ROWS 8 /* whose sums fit into the registers */
 #define VECTOR_TILES (VECTOR_COLUMNS > COLUMNS ? VECTOR_COLUMNS / COLUMNS : 1)
 
 /* Unpack the weights of eight inputs, those of pair ``pair`` of a step: ``low`` gets the first four of each output.
@@ -32,6 +33,7 @@ TARGET INLINE void NAME(unpack)(const uint8_t* weight, size_t next_tile, size_t 
 TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t column, size_t row, const int rows, const int bits,
                                const int by_table) {
     const int wide = by_table ? 8 : bits; /* of an integer that is multiplied */
+    (void)wide;                           /* AVX-512 multiplies all in one way */
     const WORDS entries = by_table ? JOIN(WORDS, load_table(call->table), load_table(call->table)) : (WORDS){0};
     const size_t steps = call->steps, bytes = steps * STEP_BYTES(bits), parts = PARTS(bits), pairs = 4 / parts;
     const size_t values = call->groups * COLUMNS, outer_values = call->scales_of_output * COLUMNS;
@@ -45,8 +47,7 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t column, siz
     const int8_t* suboffsets = call->suboffsets ? call->suboffsets + at_values : NULL;
     const Rounded* x = call->rounded + row * steps;
     FLOATS sums[MOST_ROWS], outer_scale = {0}, outer_offset = {0}, scale = {0}, offset = {0};
-    FLOATS middle = LANES_OF(FLOATS, offsets ? 0.0f : -MIDDLE(wide));
-    const int adds_middle = zeros || !(offsets || STARTS_AT_MIDDLE);
+    FLOATS middle = {0};
     size_t left_in_group = 0, left_in_scale = 0;
     WORDS plane = {0};
     UNROLL
@@ -113,7 +114,7 @@ TARGET INLINE void NAME(block)(const Call* call, size_t tile, size_t column, siz
             for (int r = 0; r < rows; r++) {
                 const Rounded* rounded = x + (size_t)r * steps;
                 FLOATS number = WHOLE(exact[r], wide); /* exact, also with the middle */
-                if (adds_middle) number = MULTIPLY_ADD(middle, LANES_OF(FLOATS, rounded->sums[inputs]), number);
+                if (zeros) number = MULTIPLY_ADD(middle, LANES_OF(FLOATS, rounded->sums[inputs]), number);
                 sums[r] = MULTIPLY_ADD(number, scale * rounded->scale, sums[r]);
                 if (call->offsets)
                     sums[r] = MULTIPLY_ADD(offset, LANES_OF(FLOATS, rounded->scaled_sums[inputs]), sums[r]);
@@ -147,12 +148,10 @@ TARGET INLINE void NAME(blocks)(const Call* call, size_t first, size_t last, siz
                     CASE(2)
                     CASE(3)
                     CASE(4)
-#if MOST_ROWS == 8
                     CASE(5)
                     CASE(6)
                     CASE(7)
                     CASE(8)
-#endif
                 }
             }
     }

@@ -1,5 +1,6 @@
-"""C kernels give the same bits with AVX-512 and, as on other processors, without it."""
+"""C kernels give the same bits with AVX-512 and, as on other processors, without it, or without vectors."""
 
+import platform
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from tandemrt.plugins.operators.launch import Context, Tensors
 from tests.engine.implementation_cases import KINDS, allocated, cases, interleaved_weight, to_numpy, to_torch
 
 OPTIONS = custom_operators._OPTIONS
+FUSED = ("-mfma",) if platform.machine() == "x86_64" else ()
 # Rows of x at the ends of what 8 bits hold, inputs that are no numbers or tiny, and others.
 INPUTS = ("normal", "largest", "least", "alternating", "zeros", "nan", "infinite", "tiny", "huge")
 
@@ -36,9 +38,10 @@ def computed(operator: str, tensors: Tensors, attributes: Mapping[str, Any], *op
     return {name: to_numpy(tensor) for name, tensor in copies.items()}
 
 
-def assert_equal_bits(operator: str, tensors: Tensors, attributes: Mapping[str, Any]) -> None:
-    expected = computed(operator, tensors, attributes, "-DNO_AVX512")
-    for options in ((), ("-DNO_AMX",)):
+def assert_equal_bits(operator: str, tensors: Tensors, attributes: Mapping[str, Any], *without: str) -> None:
+    """Compare with a library that is compiled with ``without``."""
+    expected = computed(operator, tensors, attributes, *without)
+    for options in ((), ("-DNO_AMX",), ("-DNO_AVX512",)):
         for name, values in computed(operator, tensors, attributes, *options).items():
             np.testing.assert_array_equal(values, expected[name], f"{operator}: {name} {options}")
             if values.dtype == np.float32:  # above, 0 equals -0
@@ -51,7 +54,7 @@ def test_an_operator_gives_the_same_bits_without_avx512(operator: str) -> None:
     for dtype in KINDS if operator == "tiled_matmul" else ["float32"]:
         for case in cases(operator, dtype):
             tensors, _ = allocated(operator, case, torch.device("cpu"))
-            assert_equal_bits(operator, tensors, case.attributes)
+            assert_equal_bits(operator, tensors, case.attributes, "-DNO_AVX512")
 
 
 def inputs_of(kind: str, rows: int, inner: int, rng: np.random.Generator) -> np.ndarray:
@@ -89,7 +92,7 @@ FORMS += [(8, ()), (4, ("table",)), (6, ("subscales",)), (6, ("offsets", "subsca
     largest=st.booleans(),
     seed=st.integers(0, 99),
 )
-def test_a_matmul_of_any_shape_gives_the_same_bits_without_avx512(
+def test_a_matmul_of_any_shape_gives_the_same_bits_by_portable_code(
     rows: int,
     steps: int,
     padding: int,
@@ -110,4 +113,5 @@ def test_a_matmul_of_any_shape_gives_the_same_bits_without_avx512(
         weight["weight"][:] = 255
     arrays = {"x": inputs_of(inputs, rows, inner, rng), **weight, "out": np.zeros((rows, width), np.float32)}
     tensors = {name: to_torch(array) for name, array in arrays.items()}
-    assert_equal_bits("low_bit_int8_matmul", tensors, {"bits": bits, "group_size": group, "width": width})
+    attributes = {"bits": bits, "group_size": group, "width": width}
+    assert_equal_bits("low_bit_int8_matmul", tensors, attributes, "-DPORTABLE", *FUSED)  # products and sums at once
