@@ -85,8 +85,13 @@ class MtpSpec(DraftHeadSpec):
         else:
             layer = target
             stated = ModelSpec.from_hf(config, ignored=ignored)
-            if (stated.layers, stated.hidden, stated.vocab) != (target.layers, target.hidden, target.vocab):
-                raise mismatch("num_hidden_layers", f"the target's, {target.layers}", stated.layers)
+            for name, own, wanted in (
+                ("num_hidden_layers", stated.layers, target.layers),
+                ("hidden_size", stated.hidden, target.hidden),
+                ("vocab_size", stated.vocab, target.vocab),
+            ):
+                if own != wanted:
+                    raise mismatch(name, f"the target's, {wanted}", own)
             if layer.recurrent is not None:
                 require_one_layer(config)
             elif not mtp_prefixes(config, layer.layers):

@@ -122,6 +122,8 @@ def test_a_missing_mtp_layer_is_rejected_by_name(tmp_path: Path) -> None:
         ("deepseek", {"num_nextn_predict_layers": None}, "should be the number of MTP layers, it is None"),
         ("deepseek", {"num_nextn_predict_layers": 0}, "should be the number of MTP layers, it is 0"),
         ("deepseek", {"num_hidden_layers": 7}, "num_hidden_layers should be the target's, 8, it is 7"),
+        ("deepseek", {"hidden_size": 64}, "hidden_size should be the target's, 32, it is 64"),
+        ("deepseek", {"vocab_size": 63}, f"vocab_size should be the target's, {VOCAB}, it is 63"),
         ("speculators", {"quantization_config": {"quant_method": "fp8"}}, "in its own checkpoint must be unquantized"),
         ("speculators", {"num_nextn_predict_layers": 3}, "num_nextn_predict_layers is 3, which the exporter does not"),
         ("speculators", {"speculators_model_type": "eagle3"}, "speculators_model_type is 'eagle3', which the"),

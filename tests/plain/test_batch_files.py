@@ -43,6 +43,7 @@ def text_of(*lines: dict[str, Any]) -> str:
         (text_of(GOOD | {"custom_id": 7}), "line 1: custom_id: .* 7"),
         (text_of(GOOD | {"method": "GET"}), "line 1: method: .*POST.* 'GET'"),
         (text_of(GOOD | {"url": "/v1/embeddings"}), "line 1: url: must be one of .*, received '/v1/embeddings'"),
+        (text_of(GOOD | {"url": f"{GOOD['url']}/"}), "line 1: url: must be one of .*, received '/v1/completions/'"),
         (text_of(GOOD | {"body": "Hi"}), "line 1: body: .*'Hi'"),
         (text_of(GOOD | {"boddy": {}}), r"line 1: .*boddy.* \(did you mean 'body'\?\)"),
         (text_of({"custom_id": "a"}), "line 1: method: is required and missing"),

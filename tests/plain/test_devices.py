@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from tandemrt.plugins.tensors.devices.cuda import CudaDevice
@@ -38,6 +39,12 @@ def test_the_host_needs_no_streams_and_measures_its_memory() -> None:
     start = host.timestamp()
     assert host.has_passed(start)
     assert 0 <= host.seconds_between(start, host.timestamp()) < 60
+
+
+def test_memory_that_caches_of_files_use_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = "MemTotal:       900 kB\nMemFree:        100 kB\nMemAvailable:   600 kB\n"
+    monkeypatch.setattr(Path, "read_text", lambda _: lines)
+    assert device_of(torch.device("cpu")).free_memory() == 600 * 1024
 
 
 def test_a_device_is_found_once() -> None:

@@ -35,10 +35,26 @@ def token_text(_tokenizer: object, token: int, *, first: bool = False) -> TokenT
 Part = tuple[str, str, int]  # reasoning, text, tokens
 _TOKENS = st.integers(0, 2)
 _TEXTS = st.sampled_from(["", "a", " ", CALL, CALL[:3], f"b{CALL}"])
-PARTS = st.builds(  # the reasoning comes first
-    lambda thought, said: [*thought, *said],
+
+
+def ordered(thought: list[Part], said: list[Part], *, late: bool) -> list[Part]:
+    """The reasoning comes first. A ``late`` reader gets its end and the beginning of the answer at once.
+
+    No text comes before its first token.
+    """
+    parts = [*thought, *said]
+    if late and thought:
+        (reasoning, _, one), (_, text, other) = thought[-1], said[0]
+        parts = [*thought[:-1], (reasoning, text, one + other), *said[1:]]
+    (reasoning, text, count), *others = parts
+    return [(reasoning, text, max(1, count)), *others]
+
+
+PARTS = st.builds(
+    ordered,
     st.lists(st.tuples(st.sampled_from(["", "so "]), st.just(""), _TOKENS), max_size=2),
     st.lists(st.tuples(st.just(""), _TEXTS, _TOKENS), min_size=1, max_size=3),
+    late=st.booleans(),
 )
 FINISH = st.sampled_from(
     [("stop", None, None), ("stop", "half", None), ("length", None, None), ("constraint", None, "E")]

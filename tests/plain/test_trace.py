@@ -1,5 +1,7 @@
 """A trace gives the origin of every output token, from the tokens that rounds drafted, allowed and emitted."""
 
+from typing import Any, cast
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -159,6 +161,17 @@ def test_token_texts_join_to_the_text_and_partial_characters_wait() -> None:
     assert token_texts(TOKENIZER, ids("né 日")) == ["n", "", "é", " ", "", "", "日"]
     assert token_texts(TOKENIZER, ids("é")[:1]) == ["\ufffd"]
     assert token_texts(TOKENIZER, []) == []
+
+
+def test_a_token_that_ends_within_a_second_character_waits_with_its_first() -> None:
+    class Bytes:
+        """A tokenizer of two tokens: a letter with half of another, and the other half."""
+
+        def decode(self, ids: list[int], **_: object) -> str:
+            return b"".join((b"a\xc3", b"\xa9")[each] for each in ids).decode(errors="replace")
+
+    assert token_texts(cast("Any", Bytes()), [0, 1, 0, 1]) == ["", "a\xe9", "", "a\xe9"]
+    assert token_texts(cast("Any", Bytes()), [0]) == ["a\ufffd"]
 
 
 def test_a_step_begins_with_a_prefill_and_incomplete_ones_are_left_out() -> None:
