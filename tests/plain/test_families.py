@@ -8,6 +8,9 @@ import pytest
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
+from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.contract.dtypes import BYTES
+from tandemrt.engines.recipe.recipe import Recipe, locate
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.families import renamed
 from tandemrt.export.read.families.registry import FAMILIES
@@ -1047,3 +1050,26 @@ def test_a_config_with_two_architectures_is_no_vision_language_model():
     assert vision_language({"architectures": [name]}) == name
     for others in ([name, name], [], name, None, ["LlamaForCausalLM"]):
         assert vision_language({"architectures": others}) is None
+
+
+RECIPES = {  # for a GPU, and whose published config is here
+    "qwen3.6-35b-a3b": "Qwen3.5-35B-A3B",
+    "qwen3.8-27b": "Qwen3.5-27B",
+    "gpt-oss-20b": "gpt-oss-20b",
+    "gemma-4-26b-a4b": "gemma-4-26B-A4B-it",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_an_included_recipe_says_what_a_token_and_a_recurrent_state_of_its_model_take(name):
+    recipe, text = Recipe.load(locate(name)), locate(name).read_text()
+    spec = ModelSpec.from_hf(json.loads(PUBLISHED[RECIPES[name]][0]))
+    inputs = spec.contract(capacity=recipe.capacity, dtype="bfloat16", cache="paged").inputs
+
+    def nbytes(*kinds: str) -> int:
+        kept = [binding for binding in inputs if binding.name.startswith(kinds)]
+        return sum(math.prod(dim for dim in of.shape if isinstance(dim, int)) * BYTES[of.dtype] for of in kept)
+
+    assert f": {nbytes('past_key.', 'past_value.') / BLOCK_SIZE / 1024:.0f} KiB a token" in text
+    assert (f"a recurrent state of {nbytes('past_state.') / 2**20:.0f} MiB" in text) is (spec.recurrent is not None)
+    assert f"at most {spec.max_length} (max_position_embeddings)" in text
