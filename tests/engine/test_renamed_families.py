@@ -32,6 +32,23 @@ GPT = {
     r"\.post_attention_layernorm\.": ".ln_2.",
 }
 
+LATENT: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 32,
+    "moe_intermediate_size": 24,
+    "n_group": 2,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 3,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "rope_interleave": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 900.0},
+    "topk_group": 1,
+    "v_head_dim": 16,
+}
+
 
 @dataclass(frozen=True)
 class Relative:
@@ -58,6 +75,39 @@ def layers(**names: str) -> dict[str, Any]:
 
 
 RELATIVES = {
+    "OrionForCausalLM": Relative(
+        "stablelm",
+        SIZES | layers() | {"model_type": "orion", "num_key_value_heads": HEADS, "attention_bias": False},
+        {},
+        {"partial_rotary_factor": 1.0, "layer_norm_eps": 1e-6},
+    ),
+    "PanguEmbeddedForCausalLM": Relative(
+        "llama",
+        SIZES | layers() | {"model_type": "PanguEmbedded", "num_key_value_heads": HEADS, "bias": True},
+        {},
+        {"attention_bias": True},
+    ),
+    "MiMoForCausalLM": Relative(
+        "qwen2",
+        SIZES | layers() | {"model_type": "mimo", "num_key_value_heads": HEADS, "use_sliding_window": False},
+        {},
+    ),
+    "DeepseekV32ForCausalLM": Relative(
+        "deepseek_v3",
+        {**SIZES, **layers(), **LATENT, "model_type": "deepseek_v32", "num_key_value_heads": 4}
+        | {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048},
+        {},
+        {**LATENT, "num_key_value_heads": 4},
+    ),
+    "TeleFLMForCausalLM": Relative(
+        "granite",
+        SIZES
+        | layers()
+        | {"model_type": "teleflm", "num_key_value_heads": HEADS, "attention_bias": False, "mlp_bias": False}
+        | {"use_mup": True, "input_mult": 3.0, "output_mult": 8.0, "mup_scale_factor": 2.0},
+        {},
+        {"embedding_multiplier": 3.0, "logits_scaling": 0.25, "attention_multiplier": 0.25},
+    ),
     "InternLM2ForCausalLM": Relative(
         "llama",
         SIZES
