@@ -1,5 +1,6 @@
 """Reading configs and token maps of EAGLE-3 checkpoints, and errors before anything is built."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,20 @@ def test_a_target_with_few_layers_needs_explicit_feature_layers(layers: int) -> 
     config = HEAD.config() | {"eagle_aux_hidden_state_layer_ids": None}
     with pytest.raises(BadCheckpoint, match=f"must be given for a target of {layers} layers"):
         Eagle3Spec.from_hf(config, replace(TARGET, layers=layers, sliding_layers=(False,) * layers))
+
+
+@pytest.mark.parametrize(("layers", "features"), [(6, (2, 3, 3)), (7, (2, 3, 4)), (8, (2, 4, 5)), (33, (2, 16, 30))])
+def test_features_come_from_an_early_a_middle_and_a_late_layer_by_default(
+    layers: int, features: tuple[int, ...]
+) -> None:
+    """As vLLM and SGLang take them: 2, layers // 2 and layers - 3."""
+    config = HEAD.config() | {"eagle_aux_hidden_state_layer_ids": None}
+    target = replace(TARGET, layers=layers, sliding_layers=(False,) * layers)
+    if len({*features}) < 3:
+        with pytest.raises(BadCheckpoint, match=re.escape(f"the default, {[*features]}")):
+            Eagle3Spec.from_hf(config, target)
+    else:
+        assert Eagle3Spec.from_hf(config, target).features == features
 
 
 def test_d2t_maps_draft_tokens_to_target_ids(tmp_path: Path) -> None:

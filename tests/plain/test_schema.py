@@ -462,6 +462,8 @@ DRAFT4, DRAFT7 = ({"$schema": f"http://json-schema.org/draft-0{n}/schema#"} for 
         ),
         # references
         ({"$defs": {"x": {"$anchor": "y", "type": "integer"}}, "$ref": "#y"}, [1], ["a"]),
+        ({"$defs": {"x": {"$dynamicAnchor": "y", "type": "integer"}}, "$ref": "#y"}, [1], ["a"]),
+        ({"$defs": {"x": {"$dynamicAnchor": "y", "type": "integer"}}, "$dynamicRef": "#y"}, [1], ["a"]),
         ({"$defs": {"a/b%c~d": INTEGER}, "$ref": "#/$defs/a~1b%25c~0d"}, [1], ["a"]),
         (
             {"$id": "http://x/s.json", "$defs": {"x": {"$id": "t.json", "type": "integer"}}, "$ref": "t.json"},

@@ -14,18 +14,23 @@ from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.text.template_sandbox import environment
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle import vision
+from tandemrt.export.bundle.capacity import Capacity
 from tandemrt.export.bundle.publish import Published
+from tandemrt.export.cli.progress import console
 from tandemrt.export.cli.quantize_report import print_published
+from tandemrt.export.cli.report import _fitting
 from tandemrt.export.model.rotary import head_order
 from tandemrt.export.quantize.gguf.split import vision_files
 from tandemrt.export.read.rope import Rope
 from tandemrt.runtime.check.decoder_run import DecodePlan
+from tandemrt.runtime.check.texts import GeneratedTexts, _first_error
 from tandemrt.runtime.constraints.ordinary import OrdinaryTokens
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.sources import read
 from tandemrt.runtime.requests.prompt_logprobs import ReplayGrammar
 from tandemrt.runtime.servers.batch import batches
 from tandemrt.runtime.servers.batch.files import StoredFile
+from tests.plain.test_bundle import write_bundle
 
 
 def test_every_new_token_of_a_round_is_decided() -> None:
@@ -119,6 +124,24 @@ def test_the_rows_of_a_checked_decoder_have_prompts_and_steps_of_their_own() -> 
     plan = DecodePlan.within(Limits(batch=4, length=128, capacity=160, num_draft_tokens=3, prefill_chunk=16), 50)
     assert len({*plan.prompts}) == len({*plan.tokens}) == 3
     assert any(len({*advance}) == 3 for _, advance in plan.steps)
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_check_shows_the_error_of_any_text_of_any_run(at: int) -> None:
+    outputs = [SimpleNamespace(finish_reason="error" if each == at else "stop", error=f"E{each}") for each in range(4)]
+    runs = [GeneratedTexts(cast("Any", outputs[each : each + 2]), 1.0, 1, 1.0) for each in (0, 2)]
+    assert _first_error(*runs) == f"E{at}"
+
+
+def test_a_report_counts_the_tokens_of_all_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = write_bundle(tmp_path / "sample").manifest
+    fits = Capacity(memory=1 << 30, gpus=1, weights=1, rounds=2, token=3, tokens=4, requests=5)
+    for limits, has in (
+        (manifest.limits.model_copy(update={"cache_blocks": 5}), f"320, shared by {manifest.limits.batch} slots"),
+        (manifest.limits, f"{manifest.limits.batch} slots of {manifest.limits.capacity}"),
+    ):
+        console.print(_fitting(manifest.model_copy(update={"limits": limits}), fits))
+        assert f"4 (this bundle's caches hold {has})" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_vision_part_belongs_to_the_only_model_of_its_folder(tmp_path: Path) -> None:
