@@ -32,6 +32,21 @@ GPT = {
     r"\.post_attention_layernorm\.": ".ln_2.",
 }
 
+MIXTURE = {  # names of Granite's shared and other experts in those of most families
+    r"\.block_sparse_moe\.router\.layer\.": ".mlp.gate.",
+    r"\.block_sparse_moe\.input_linear\.weight": ".mlp.experts.gate_up_proj",
+    r"\.block_sparse_moe\.output_linear\.weight": ".mlp.experts.down_proj",
+    r"\.shared_mlp\.input_linear\.": ".mlp.shared_experts.gate_up_proj.",
+    r"\.shared_mlp\.output_linear\.": ".mlp.shared_experts.down_proj.",
+}
+GRANITE_MIXTURE = {
+    "intermediate_size": 24,
+    "shared_intermediate_size": 48,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 3,
+    "logits_scaling": 1.0,
+    "attention_multiplier": 0.25,
+}
 LATENT: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "kv_lora_rank": 32,
@@ -98,6 +113,15 @@ RELATIVES = {
         | {"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048},
         {},
         {**LATENT, "num_key_value_heads": 4},
+    ),
+    "DeepseekForCausalLM": Relative(
+        "granitemoeshared",
+        SIZES
+        | layers()
+        | {"model_type": "deepseek", "num_key_value_heads": HEADS, "moe_intermediate_size": 24, "n_routed_experts": 6}
+        | {"num_experts_per_tok": 3, "n_shared_experts": 2, "norm_topk_prob": True, "first_k_dense_replace": 0},
+        MIXTURE,
+        GRANITE_MIXTURE,
     ),
     "TeleFLMForCausalLM": Relative(
         "granite",
@@ -232,14 +256,9 @@ RELATIVES = {
             r"^model\.embed_tokens\.": "model.word_embeddings.",
             r"\.self_attn\.o_proj\.": ".attention.dense.",
             r"\.self_attn\.": ".attention.",
-            r"\.block_sparse_moe\.router\.layer\.": ".mlp.gate.",
-            r"\.block_sparse_moe\.input_linear\.weight": ".mlp.experts.gate_up_proj",
-            r"\.block_sparse_moe\.output_linear\.weight": ".mlp.experts.down_proj",
-            r"\.shared_mlp\.input_linear\.": ".mlp.shared_experts.gate_up_proj.",
-            r"\.shared_mlp\.output_linear\.": ".mlp.shared_experts.down_proj.",
-        },
-        {"intermediate_size": 24, "shared_intermediate_size": 48, "num_local_experts": 6, "num_experts_per_tok": 3}
-        | {"logits_scaling": 1.0, "attention_multiplier": 0.25},
+        }
+        | MIXTURE,
+        GRANITE_MIXTURE,
         kinds="qkv",
         joined="query_key_value",
     ),
