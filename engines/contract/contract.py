@@ -31,6 +31,7 @@ from typing import Any, Literal
 
 from tandemrt.engines.contract.binding import Binding, Dim
 from tandemrt.engines.contract.dtypes import BYTES
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.contract.operators import SCHEMAS, Schema
 from tandemrt.engines.contract.vision import VisionEntry
 
@@ -379,11 +380,6 @@ def blocks_of(tokens: int) -> int:
 def table_width(capacity: int) -> int:
     """Return the entries of a row's block table: an even number, because cuDNN reads two at a time."""
     return -(-blocks_of(capacity) // 2) * 2
-
-
-def mask_words(vocab: int) -> int:
-    """Return the int32 words of a mask row: bit ``token % 32`` of word ``token // 32`` allows that token."""
-    return (vocab + 31) // 32
 
 
 def _resolved(

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 
 
 def token_bitmask(logits: npt.ArrayLike, bitmask: npt.ArrayLike) -> np.ndarray:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.contract.sampling_parameters import FILTERS, SAMPLING_PARAMETERS
 from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
 

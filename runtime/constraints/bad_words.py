@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.grammars import bitmask
 

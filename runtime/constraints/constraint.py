@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.validation.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.bad_words import BadWords
 from tandemrt.runtime.constraints.delimiters import ROOT

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.parameters.sampling import MOST_BIASES
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of

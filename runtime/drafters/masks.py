@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.rows import MaskRows

@@ -5,7 +5,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 
 ALL = np.int32(-1)
 _BITS = np.left_shift(1, range(32)).astype(np.int32)

@@ -6,13 +6,13 @@ from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tandemrt.engines.parameters.sampling import Whitespace
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest, InternalError, clipped
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.schema.looser import looser
 
 if TYPE_CHECKING:
+    from tandemrt.engines.parameters.sampling import Whitespace
     from tandemrt.runtime.grammars.llguidance_compiler import LLGuidanceCompiler
     from tandemrt.runtime.grammars.xgrammar_matcher import XGrammarCompiler
 
@@ -43,7 +43,7 @@ class GrammarCompiler:
         self._xgrammar: XGrammarCompiler | None = None
 
     def compile(
-        self, kind: str, source: str, *, whitespace: Whitespace = "bounded", loose: bool = False
+        self, kind: str, source: str, *, whitespace: "Whitespace" = "bounded", loose: bool = False
     ) -> CompiledGrammar:
         """Compile ``Source.text``: a ``json`` schema, a ``regex``, an EBNF ``grammar`` or a ``structural_tag``.
 
@@ -69,7 +69,7 @@ class GrammarCompiler:
         except ValueError as error:
             raise BadRequest(f"structured_outputs.{kind}: cannot be compiled: {clipped(error)}") from error
 
-    def _compile_json(self, schema: dict[str, Any] | bool, whitespace: Whitespace, loose: bool) -> CompiledGrammar:
+    def _compile_json(self, schema: dict[str, Any] | bool, whitespace: "Whitespace", loose: bool) -> CompiledGrammar:
         compiler = self._llguidance_compiler()
         try:
             return compiler.compile_json(schema, whitespace=whitespace)
@@ -82,7 +82,7 @@ class GrammarCompiler:
                 return compiler.compile_json(other, whitespace=whitespace)
         raise failure
 
-    def _compile_tags(self, part: Any, whitespace: Whitespace) -> CompiledGrammar:
+    def _compile_tags(self, part: Any, whitespace: "Whitespace") -> CompiledGrammar:
         from tandemrt.runtime.grammars.structural_tag import parse
 
         return self._llguidance_compiler().compile_tags(parse(part), whitespace=whitespace)

@@ -4,14 +4,16 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tandemrt.engines.parameters.sampling import Whitespace
 from tandemrt.runtime.grammars.regex import json_string
 from tandemrt.runtime.grammars.regex.json_number import INTEGER, NUMBER, at_least, at_most
 
+if TYPE_CHECKING:
+    from tandemrt.engines.parameters.sampling import Whitespace
+
 # Between two tokens of JSON. `compact` has one layout, in the separators.
-_WHITESPACE: Mapping[Whitespace, str] = {"compact": "", "bounded": r" |\n{1,2}[ \t]{0,32}", "any": r"[ \n\r\t]+"}
+_WHITESPACE: "Mapping[Whitespace, str]" = {"compact": "", "bounded": r" |\n{1,2}[ \t]{0,32}", "any": r"[ \n\r\t]+"}
 _BOUNDS = (
     ("minimum", at_least, True),
     ("exclusiveMinimum", at_least, False),
@@ -21,7 +23,7 @@ _BOUNDS = (
 _TERMINAL = re.compile(r"\bT\d+\b")
 
 
-def json_rules(schema: Any, whitespace: Whitespace, fits: Callable[[str], bool]) -> str:
+def json_rules(schema: Any, whitespace: "Whitespace", fits: Callable[[str], bool]) -> str:
     """Return the rules of a schema; ``start`` is the JSON text.
 
     ``fits``: return whether a text fits the terminal T of some rules.
@@ -31,7 +33,7 @@ def json_rules(schema: Any, whitespace: Whitespace, fits: Callable[[str], bool])
     return _JsonGrammar(whitespace, fits).write(schema)
 
 
-def nested_rule(schema: Any, whitespace: Whitespace, fits: Callable[[str], bool]) -> str:
+def nested_rule(schema: Any, whitespace: "Whitespace", fits: Callable[[str], bool]) -> str:
     """Return an expression for a JSON text within other rules. See ``json_rules``."""
     if _is_multiple(schema):
         return _multiple(schema, whitespace)
@@ -39,7 +41,7 @@ def nested_rule(schema: Any, whitespace: Whitespace, fits: Callable[[str], bool]
 
 
 class _JsonGrammar:
-    def __init__(self, whitespace: Whitespace, fits: Callable[[str], bool]) -> None:
+    def __init__(self, whitespace: "Whitespace", fits: Callable[[str], bool]) -> None:
         self._whitespace = whitespace
         self._fits = fits
         self._comma, self._colon = ('", "', '": "') if whitespace == "compact" else ('","', '":"')
@@ -276,7 +278,7 @@ def _is_multiple(schema: Any) -> bool:
     return isinstance(schema, dict) and "multipleOf" in schema
 
 
-def _multiple(schema: Mapping[str, Any], whitespace: Whitespace) -> str:
+def _multiple(schema: Mapping[str, Any], whitespace: "Whitespace") -> str:
     """Return an expression for a number with ``multipleOf``, which only llguidance's own rules can express."""
     space = _WHITESPACE[whitespace]
     options = {"whitespace_pattern": space} if space else {"whitespace_flexible": False}  # as in the other rules

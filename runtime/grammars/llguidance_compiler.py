@@ -2,21 +2,21 @@
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import llguidance
 
-from tandemrt.engines.parameters.sampling import Whitespace
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.grammars.json_grammar import json_rules, nested_rule
 from tandemrt.runtime.grammars.llguidance_matcher import NO_TOKEN, SILENT, LLGuidanceGrammar, reason
-from tandemrt.runtime.grammars.structural_tag import Format, parse, with_schemas
-from tandemrt.runtime.grammars.tag_grammar import TagGrammar
 from tandemrt.runtime.grammars.unique.matcher import UniqueItemsGrammar
 from tandemrt.runtime.grammars.unique.places import Places, without_unique_items
 from tandemrt.runtime.grammars.unique.reader import Reader
-from tandemrt.runtime.grammars.unique.tags import TagReader
 from tandemrt.runtime.grammars.unique.token_index import TokenIndex, token_index
+
+if TYPE_CHECKING:
+    from tandemrt.engines.parameters.sampling import Whitespace
+    from tandemrt.runtime.grammars.structural_tag import Format
 
 # no_forcing: rows allow every token whose text fits, not only the tokenizer's canonical tokens.
 _BYTES = Vocabulary((*(bytes([byte]) for byte in range(256)), b""), frozenset([256]), 257)
@@ -33,7 +33,7 @@ class LLGuidanceCompiler:
         self._tokenizer = llguidance.LLTokenizer(_Tokens(vocabulary), slices=llguidance.LLTokenizer.json_slices())
 
     def compile_json(
-        self, schema: dict[str, Any] | bool, *, whitespace: Whitespace
+        self, schema: dict[str, Any] | bool, *, whitespace: "Whitespace"
     ) -> LLGuidanceGrammar | UniqueItemsGrammar:
         """Compile a JSON schema from ``schema.emit``. Raises ValueError."""
         bare = without_unique_items(schema)
@@ -44,8 +44,12 @@ class LLGuidanceCompiler:
         """Compile an expression from ``patterns.fullmatch_expression``. Raises ValueError."""
         return self._compile(f"start: /(?:{expression})/")
 
-    def compile_tags(self, part: Format, *, whitespace: Whitespace) -> LLGuidanceGrammar | UniqueItemsGrammar:
+    def compile_tags(self, part: "Format", *, whitespace: "Whitespace") -> LLGuidanceGrammar | UniqueItemsGrammar:
         """Compile a structural tag whose schemas come from ``schema.emit``. Raises ValueError."""
+        # These import pydantic, which a worker process needs for structural tags alone.
+        from tandemrt.runtime.grammars.structural_tag import parse, with_schemas
+        from tandemrt.runtime.grammars.unique.tags import TagReader
+
         plain, unique = with_schemas(part, lambda schema: schema), with_schemas(part, without_unique_items)
         if plain == unique:
             return self._compile_tags(part, whitespace)
@@ -56,7 +60,9 @@ class LLGuidanceCompiler:
     def _index(self) -> TokenIndex:
         return token_index(self._vocabulary)
 
-    def _compile_tags(self, part: Format, whitespace: Whitespace) -> LLGuidanceGrammar:
+    def _compile_tags(self, part: "Format", whitespace: "Whitespace") -> LLGuidanceGrammar:
+        from tandemrt.runtime.grammars.tag_grammar import TagGrammar
+
         grammar = TagGrammar(self._vocabulary.control, partial(nested_rule, whitespace=whitespace, fits=self._fits))
         rules = grammar.write(part)
         for lexeme in grammar.lexemes:

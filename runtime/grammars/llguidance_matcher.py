@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import llguidance
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.engines.validation.errors import BadRequest, clipped
 from tandemrt.runtime.grammars import bitmask

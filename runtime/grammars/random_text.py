@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 

@@ -4,7 +4,7 @@ from functools import cached_property
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 
 # Transitions by state: ranges of bytes, and the state after each. Overlong forms, surrogates and code points above
 # U+10FFFF have no transition (the Unicode standard, table 3-7).

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.grammars import bitmask, xgrammar_library
 from tandemrt.runtime.grammars.matcher_checks import MAX_FAST_FORWARD_BYTES, check_count, check_fillable

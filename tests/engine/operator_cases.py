@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.contract.sampling_parameters import FILTERS
 from tandemrt.plugins.reference import sample_draft, token_bitmask, verify_draft
 

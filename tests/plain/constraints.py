@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.parameters.sampling import StructuredOutputs, Whitespace
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.runtime.constraints.constraint import Constraint

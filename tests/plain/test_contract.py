@@ -12,13 +12,14 @@ from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.calls import drafted
 from tandemrt.engines.contract.contract import Binding, Contract, RecurrentState
 from tandemrt.engines.contract.dtypes import BYTES
+from tandemrt.engines.contract.masks import mask_words
 
 VERIFY = contract.verify(vocab=100, dtype="float32", draft_probs=False)
 
 
 @pytest.mark.parametrize(("vocab", "words"), [(1, 1), (31, 1), (32, 1), (33, 2), (64, 2), (65, 3), (128_256, 4008)])
 def test_a_mask_row_has_the_fewest_words_with_a_bit_per_token(vocab: int, words: int) -> None:
-    assert contract.mask_words(vocab) == words
+    assert mask_words(vocab) == words
 
 
 def test_rounds_without_drafts_and_with_a_full_window_need_calls_of_their_own() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.runtime.constraints.roles import RoleSpan
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.requests.request import Finish

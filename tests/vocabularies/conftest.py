@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.text.tokenizer import Tokenizer, open_tokenizer
 from tandemrt.engines.text.vocabulary import Vocabulary
 from tandemrt.export.read.delimiters import DelimiterEncoder

@@ -5,7 +5,7 @@ from random import Random
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.constraints.transitions import Phase

@@ -7,7 +7,7 @@ import jsonschema
 import numpy as np
 import pytest
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.runtime.constraints.rows import MaskRows
 from tandemrt.runtime.grammars.schema.emit import enforceable
 from tandemrt.runtime.requests.text import TextStream

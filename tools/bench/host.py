@@ -23,7 +23,8 @@ import torch
 import typer
 
 from tandemrt import SamplingParams, StructuredOutputs
-from tandemrt.engines.contract.contract import mask_words, table_width
+from tandemrt.engines.contract.contract import table_width
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.runtime.caches.hashes import BlockHashes
 from tandemrt.runtime.caches.kv_cache import BlockTable

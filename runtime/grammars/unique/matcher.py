@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence, Set
 
 import numpy as np
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.grammar import Grammar
 from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceGrammar

@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 import typer
 
-from tandemrt.engines.contract.contract import mask_words
+from tandemrt.engines.contract.masks import mask_words
 from tandemrt.engines.contract.sampling_parameters import FILTERS, SAMPLING_PARAMETERS
 from tandemrt.plugins.kernels.module import KernelModule
 from tandemrt.plugins.kernels.verify import ProposeLaunch, VerifyLaunch, VerifyWorkspace
