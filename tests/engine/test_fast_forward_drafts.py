@@ -60,7 +60,7 @@ def plain(tiny_bundle: Path) -> Any:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"overlap": True, "fast_forward_drafts": True}, {"num_draft_tokens": 1}, {"adaptive_draft_tokens": True}],
+    [{}, {"overlap": True, "fast_forward_drafts": True}, {"num_draft_tokens": 3}, {"adaptive_draft_tokens": True}],
 )
 def test_fast_forward_tokens_change_no_text_under_any_drafter(
     bundle: Path, plain: Any, options: dict[str, Any]

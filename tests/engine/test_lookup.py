@@ -139,7 +139,6 @@ def texts_without_drafts(model_bundles: dict[str, Path]) -> dict[str, list[Any]]
     ("form", "options"),
     [
         ("linear", {}),
-        ("linear", {"fast_forward_drafts": True}),
         ("paged", {"fast_forward_drafts": True}),
         ("paged", {"overlap": True}),
         ("paged", {"num_draft_tokens": 2}),

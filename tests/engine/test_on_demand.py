@@ -219,15 +219,12 @@ def test_the_notes_of_a_build_are_printed(checkpoint: Path, tmp_path: Path, capf
     assert all(note in printed for note in notes)
 
 
-@pytest.mark.parametrize("kind", ["recipe", "GGUF file"])
 def test_a_second_process_waits_for_the_build_of_the_first_and_uses_it(
-    checkpoint: Path, cache: Path, tmp_path: Path, builder, kind: str
+    checkpoint: Path, cache: Path, tmp_path: Path, builder
 ) -> None:
-    model = write_recipe(tmp_path / "mine.toml", target=checkpoint)
-    if kind == "GGUF file":
-        write_gguf(checkpoint, model := tmp_path / "mine.gguf", "qwen3")
+    write_gguf(checkpoint, model := tmp_path / "mine.gguf", "qwen3")
     first = builder(model)
-    assert first.stdout.readline().startswith("Unpack" if kind == "GGUF file" else "Read the checkpoints")
+    assert first.stdout.readline().startswith("Unpack")
     second = builder(model)
     assert second.stdout.readline().startswith("Wait for another process that builds ")
     (tmp_path / "go").touch()

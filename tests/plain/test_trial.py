@@ -3,6 +3,7 @@
 import gc
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -173,7 +174,10 @@ def test_an_endless_compilation_ends_and_delays_no_small_source(library: Grammar
 @pytest.mark.parametrize("library", [2 * PATIENCE_S], indirect=True)
 def test_a_quick_trial_does_not_wait_for_the_slow_ones_of_other_clients(library: GrammarLibrary) -> None:
     endless = [library.compile((replace(ENDLESS, text=ENDLESS.text + " " * n), None), Client(f"{n}")) for n in range(2)]
-    assert eventually(lambda: library._lanes[-1].pool._working == 2)
+    slow = library._lanes[-1].trials._threads
+    assert eventually(lambda: len(slow) == 2 and None not in slow.values())
+    for process in slow.values():
+        os.kill(process._popen.pid, signal.SIGSTOP)  # else it needs more memory than it may after a few seconds
     assert library.compile((SLOW_KIND, None), Client("x")).result(PATIENCE_S)
     assert not any(future.done() for future in endless)
 
