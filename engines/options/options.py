@@ -120,8 +120,8 @@ class RuntimeOptions(Section):
     adaptive_draft_tokens: bool | None = Field(
         default=None,
         description="choose the draft length of each round, from 0 to num_draft_tokens, from the acceptance rate and "
-        "the measured cost of a round; no text changes; default: on for batch-invariant engines of a GPU, unless "
-        "num_draft_tokens is given",
+        "the measured cost of a round; no text changes; default, unless num_draft_tokens is given: on for "
+        "batch-invariant engines of a GPU, and on a CPU without AVX-512 for targets of more than 32 MB",
     )
     lookup: bool | None = Field(
         default=None,

@@ -110,13 +110,17 @@ def _paths() -> list[Path]:
     return [cache_folder() / "custom_operators" / f"{key}.so" for key in keys]
 
 
-def _processor_options() -> tuple[str, ...]:
-    """Return options that leave out kernels for other processors, which take most of the compiler's time."""
+def lacks_avx512() -> bool:
+    """Return whether this is a processor with AVX2, but without AVX-512."""
     with suppress(OSError), _CPU_INFO.open("rb") as file:
         known = file.read(8192).split()  # of the first core
-        if b"avx2" in known and b"avx512f" not in known:
-            return _WITHOUT_AVX512
-    return ()
+        return b"avx2" in known and b"avx512f" not in known
+    return False
+
+
+def _processor_options() -> tuple[str, ...]:
+    """Return options that leave out kernels for other processors, which take most of the compiler's time."""
+    return _WITHOUT_AVX512 if lacks_avx512() else ()
 
 
 def _begin_compiling(paths: Sequence[Path], future: "Future[Path | None]") -> None:

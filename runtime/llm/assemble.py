@@ -1,6 +1,7 @@
 """Build the engine loop of a bundle: open engines, allocate buffers and caches, make the drafter."""
 
 from functools import partial
+from typing import Any
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.implied import require_implied
@@ -31,10 +32,6 @@ from tandemrt.runtime.llm.memory import require_memory
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.scheduler import Scheduler
 
-# Of a token that a drafter has missed, in drafted tokens: about 0.14 of a model with 0.5 billion weights, which run at
-# once over many tokens. A GPU takes less than for a call.
-_MISSED_COST_ON_HOST = 0.1
-
 # Tokens of a round with prompts while requests decode, by default: larger rounds would delay their tokens.
 _CHUNK_WHILE_DECODING, _WITH_EXPERTS = 2048, 4096
 
@@ -53,8 +50,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         mask_drafts=options.draft_masks,
         adaptive=_adapts(bundle, options, device),
         calibrates=not _has_experts(bundle),  # all tokens of rounds without texts choose the same experts
-        missed_cost=_MISSED_COST_ON_HOST if device_of(device).on_host else 0.0,
-        token_cost=_token_cost(bundle, device),
+        **_costs(bundle, device),
     )
     require_implied(bundle.manifest)
     require_memory(bundle, options, device)
@@ -163,17 +159,26 @@ def _device(bundle: Bundle, device: str | None) -> torch.device:
 
 
 def _adapts(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> bool:
-    """Whether draft windows adapt: by default on a GPU, if texts do not depend on them to the last bit."""
+    """Whether draft windows adapt.
+
+    By default on a GPU, if texts do not depend on them to the last bit, and on a CPU where fixed ones may lose.
+    """
     if options.adaptive_draft_tokens is not None:
         return options.adaptive_draft_tokens
-    exact = not device_of(device).on_host and bundle.engine("target").batch_invariant
-    return exact and options.num_draft_tokens is None and bool(bundle.draft.engines)
+    if options.num_draft_tokens is not None or not bundle.draft.engines:
+        return False
+    return HostCosts.of(bundle).dear if device_of(device).on_host else bundle.engine("target").batch_invariant
 
 
-def _token_cost(bundle: Bundle, device: torch.device) -> float | None:
-    """Return the cost of a drafted token on a CPU, which times no rounds to know it: texts are often few and short."""
-    window = bundle.limits.num_draft_tokens
-    return HostCosts.of(bundle).token(window) if window and device_of(device).on_host else None
+def _costs(bundle: Bundle, device: torch.device) -> dict[str, Any]:
+    """Return the costs of rounds on a CPU, which times none to know them: texts are often few and short.
+
+    A GPU takes less for missed tokens than for a call.
+    """
+    if not device_of(device).on_host:
+        return {}
+    costs, window = HostCosts.of(bundle), bundle.limits.num_draft_tokens
+    return {"missed_cost": costs.missed, "token_cost": costs.token(window) if window else None}
 
 
 def _has_experts(bundle: Bundle) -> bool:

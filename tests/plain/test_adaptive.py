@@ -3,13 +3,19 @@
 import random
 from collections.abc import Sequence
 from itertools import pairwise
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.engine_loop.costs import DEFAULT_TOKEN_COST, RoundCosts
 from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
+from tandemrt.runtime.llm import host_costs
+from tandemrt.runtime.llm.assemble import _adapts
 from tandemrt.runtime.llm.host_costs import HostCosts
 from tandemrt.runtime.requests.acceptance import DECAY, MAX_TRIED, PRIOR, PRIOR_WEIGHT, Acceptance, best_window
 from tandemrt.runtime.requests.request import Finish
@@ -200,6 +206,27 @@ def test_costs_on_a_cpu_follow_from_the_sizes_of_weights(at_once: bool, fourth: 
     assert costs.drafting(1, 4) - costs.drafting(1, 3) == pytest.approx(fourth * (1 if at_once else plain))
     rounds = costs.scoring(1, 4) + costs.drafting(1, 4)
     assert plain * (1 + 4 * costs.token(4)) == pytest.approx(rounds)
+
+
+@pytest.mark.parametrize(
+    ("megabytes", "avx512", "dear"), [(500, False, True), (500, True, False), (1, False, False), (1, True, False)]
+)
+def test_lengths_adapt_on_a_cpu_where_rows_are_dear(
+    monkeypatch: pytest.MonkeyPatch, megabytes: int, avx512: bool, dear: bool
+) -> None:
+    """A large model without AVX-512: more rows take more arithmetic, and fixed lengths may lose."""
+    files = {"target/a": Mock(size=megabytes << 20), "draft/a": Mock(size=megabytes << 19)}
+    bundle = Mock(manifest=Mock(files=files), draft=Mock(traits=DRAFT_KINDS["model"], engines=("draft",)))
+    monkeypatch.setattr(host_costs, "lacks_avx512", lambda: not avx512)
+    costs = HostCosts.of(bundle)
+    assert (costs.weights, costs.dear) == (0.5, dear)
+    assert (costs.scoring(1, 4) > 2 * costs.scoring(1, 0)) == dear
+    cpu = torch.device("cpu")
+    assert _adapts(bundle, RuntimeOptions(), cpu) == dear
+    assert not _adapts(bundle, RuntimeOptions(num_draft_tokens=4), cpu)
+    assert _adapts(bundle, RuntimeOptions(adaptive_draft_tokens=True), cpu)
+    bundle.draft.engines = ()
+    assert not _adapts(bundle, RuntimeOptions(), cpu)
 
 
 def test_a_requested_round_that_is_not_timed_is_requested_again() -> None:
