@@ -70,8 +70,10 @@ class Preemption:
         self._slots.register_prefix(running, min(in_target, self._drafter.cached_tokens(running)))
 
     def _preempt(self, running: RunningRequest) -> None:
-        self._metrics.preemptions += 1
         self._committer.deliver()  # the text up to here, which the request may process again
+        if running.finished:  # its text could not be written
+            return
+        self._metrics.preemptions += 1
         self._scheduler.preempt(running.preempt())
         try:
             self._slots.leave(running.slot)

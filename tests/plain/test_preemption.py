@@ -116,6 +116,22 @@ def test_the_oldest_requests_keep_their_memory_and_the_youngest_commit_nothing()
     assert not memory.ended
 
 
+def test_a_request_that_ends_with_its_last_text_is_not_queued_again(caplog: pytest.LogCaptureFixture) -> None:
+    """Its text, which is delivered before the preemption, cannot be written."""
+    memory = Memory()
+    oldest, _, youngest = (memory.join([first, *range(40)]) for first in (101, 102, 103))
+
+    def deliver() -> None:
+        youngest.finish(Finish("error"))
+        memory.slots.leave(youngest.slot)
+
+    memory.preemption._committer = SimpleNamespace(deliver=deliver)  # type: ignore[assignment]
+    oldest.tokens += [9] * 30  # a second block, where none is free
+    memory.preemption.reserve_memory(None)
+    assert (len(memory.slots), [*memory.scheduler._preempted], memory.metrics.preemptions) == (2, [], 0)
+    assert caplog.messages == []
+
+
 def test_a_request_that_lacks_memory_for_itself_is_preempted_alone() -> None:
     """Both want another block and one is free: the older one gets it."""
     memory = Memory()
