@@ -17,19 +17,11 @@ CHATS = [
     "Write a haiku about rain.",
     "Count from one to ten.",
     "Repeat after me: red green blue red green blue red green blue.",
-    "Translate 'good morning' into Spanish.",
-    "What is 17 + 25?",
-    "Name three animals that live in the sea.",
-    "Why is the sky blue?",
     "Give me a recipe for pancakes in three steps.",
     "Write the Python function that adds two numbers.",
-    "Who wrote Hamlet?",
     "Complete: The quick brown fox",
     "Explain what a compiler does to a child.",
-    "List the days of the week.",
-    "Is a tomato a fruit?",
     "Write a sentence with the words moon, river and stone.",
-    "What does HTTP stand for?",
     "¿Cómo estás? 你好 😀",
     "Summarize: Water boils at 100 degrees at sea level, and at less on a mountain, because the air is thinner there.",
 ]
@@ -47,7 +39,12 @@ def llm(bundle: Path):
 
 
 @pytest.fixture(scope="module")
-def answers(llm: LLM, checkpoint: Path) -> list[list[int]]:
+def autoregressive(llm: LLM) -> list[list[int]]:
+    return greedy(llm, num_draft_tokens=0)
+
+
+@pytest.fixture(scope="module")
+def answers(autoregressive: list[list[int]], checkpoint: Path) -> list[list[int]]:
     """The greedy answers of transformers to CHATS.
 
     A forward pass over one of our answers predicts all of its tokens, and others where the answer is not greedy.
@@ -55,7 +52,7 @@ def answers(llm: LLM, checkpoint: Path) -> list[list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
     token_ids = []
-    for text, output in zip(CHATS, greedy(llm, num_draft_tokens=0), strict=True):
+    for text, output in zip(CHATS, autoregressive, strict=True):
         prompt = tokenizer.apply_chat_template(chat(text), add_generation_prompt=True, return_dict=True)["input_ids"]
         with torch.no_grad():
             logits = model(torch.tensor([prompt + output])).logits[0]
@@ -69,13 +66,15 @@ def greedy(llm: LLM, num_draft_tokens: int | None) -> list[list[int]]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("window", [None, 0], ids=["speculation", "autoregressive"])
-def test_greedy_answers_equal_those_of_transformers(llm: LLM, answers: list[list[int]], window: int | None) -> None:
-    assert greedy(llm, window) == answers
+def test_greedy_answers_equal_those_of_transformers(
+    llm: LLM, autoregressive: list[list[int]], answers: list[list[int]]
+) -> None:
+    assert autoregressive == answers
+    assert greedy(llm, num_draft_tokens=None) == answers
 
 
 def test_a_seed_gives_the_same_text_with_and_without_speculation(llm: LLM) -> None:
-    for seed, text in enumerate(CHATS[:6]):
+    for seed, text in enumerate(CHATS[:4]):
         drafted, autoregressive = (
             llm.generate(
                 chat(text),
