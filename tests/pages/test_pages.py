@@ -42,6 +42,7 @@ NOT_RUN = {
     "make demo": "sets up an environment; the two commands of this target are run by tests",
     "source .venv/bin/activate": "the environment of make demo",
     'tandemrt run Qwen/Qwen3-0.6B "What is speculative decoding?"': "fetches a model from the hub",
+    'tandemrt run Qwen/Qwen3-VL-2B-Instruct --image receipt.png "What is on this receipt?"': "the same",
     "pip install '.[cpu,serve]'": "sets up an environment",
     f"python -m tools.bench.serving load {ADDRESS}/v1 http://127.0.0.1:9000/v1 --clients 1,16,64 --rates 4,8": (
         "two servers, minutes; tests/openai/test_bench_serving.py runs the command"
