@@ -183,7 +183,8 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml
 
 # One process compiles what the tests import, before several would each compile it. It collects the tests that need a
 # GPU, too, which nothing later imports.
-$(VENV)/.collected: $(VENV)/.dev
+MODULES = $(shell find engines export plugins runtime tests tools -name '*.py' -not -path 'engines/built/*')
+$(VENV)/.collected: $(VENV)/.dev $(MODULES)
 	@$(MAKE) --no-print-directory $(VENV)/.real # after .dev: two processes that install into one environment disturb each other
 	@$(BIN)/python -m pytest --collect-only -qq tests tests/gpu > $@.log || { cat $@.log; exit 1; }
 	@touch $@

@@ -262,9 +262,13 @@ class Manifest(Record):
 
     @property
     def caches(self) -> list[tuple[EngineName, Binding]]:
-        """The KV caches and recurrent states of every engine. ``context`` writes into the draft's and has none."""
-        engines = [(name, engine) for name, engine in self.engines.items() if name != "context"]
-        return [(name, b) for name, engine in engines for b in engine.contract.inputs if b.name.startswith("past_")]
+        """The KV caches and recurrent states of every engine.
+
+        ``context`` writes into the draft's and has none. An assistant reads the target's and has none.
+        """
+        engines = [(name, engine.contract) for name, engine in self.engines.items() if name != "context"]
+        updated = [(name, contract[source]) for name, contract in engines for _, source in contract.aliases]
+        return [(name, binding) for name, binding in updated if binding.name.startswith("past_")]
 
     @property
     def weights(self) -> int:

@@ -121,7 +121,7 @@ class RuntimeOptions(Section):
         default=None,
         description="choose the draft length of each round, from 0 to num_draft_tokens, from the acceptance rate and "
         "the measured cost of a round; no text changes; default, unless num_draft_tokens is given: on for "
-        "batch-invariant engines of a GPU, and on a CPU without AVX-512 for targets of more than 32 MB",
+        "batch-invariant engines of a GPU, and on a CPU with AVX2 and without VNNI for targets of more than 32 MB",
     )
     lookup: bool | None = Field(
         default=None,

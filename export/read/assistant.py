@@ -48,8 +48,10 @@ class AssistantSpec(DraftHeadSpec):
         fields.skip(*_UNREAD)
         hidden, ordered = fields.integer("backbone_hidden_size", 1536), fields.flag("use_ordered_embeddings", False)
         centroids, active = fields.integer("num_centroids", 2048), fields.integer("centroid_intermediate_top_k", 32)
-        layer, sources = _read_layers(fields.get("text_config"), target)
-        fields.finish(ignored)
+        layers = fields.get("text_config")
+        of_layers = [name for name in ignored if isinstance(layers, Mapping) and name in layers]
+        layer, sources = _read_layers(layers, target, ignored=of_layers)
+        fields.finish([name for name in ignored if name not in of_layers])
         if ordered and (layer.vocab % centroids or active > centroids):
             raise BadCheckpoint(
                 f"config.json: num_centroids should divide vocab_size, {layer.vocab}, and be at least "
@@ -85,9 +87,9 @@ def token_groups(checkpoint: Checkpoint, spec: AssistantSpec) -> npt.NDArray[np.
     return stored.reshape(spec.centroids, -1)
 
 
-def _read_layers(config: Any, target: ModelSpec) -> tuple[ModelSpec, tuple[int, ...]]:
+def _read_layers(config: Any, target: ModelSpec, *, ignored: Collection[str]) -> tuple[ModelSpec, tuple[int, ...]]:
     """Return the head's layers, and the target's layer that each reads: the last of its kind that has a cache."""
-    if not isinstance(config, Mapping) or {config.get("model_type"), target.family} != {"gemma4_text"}:
+    if not isinstance(config, Mapping) or (config.get("model_type"), target.family) != ("gemma4_text",) * 2:
         raise BadCheckpoint(
             "config.json: text_config should describe layers of gemma4_text, for a target of this family, it is "
             f"{quoted(config)} for a target of {target.family}"
@@ -100,7 +102,8 @@ def _read_layers(config: Any, target: ModelSpec) -> tuple[ModelSpec, tuple[int, 
             f"{quoted(config.get('vocab_size_per_layer_input'))}"
         )
     unread = ("num_kv_shared_layers", "vocab_size_per_layer_input", "final_logit_softcapping")  # logits are not capped
-    layer = ModelSpec.from_hf({name: value for name, value in config.items() if name not in unread})
+    known = {name: value for name, value in config.items() if name not in unread}
+    layer = ModelSpec.from_hf(known, ignored=ignored)
     if layer.experts is not None or layer.variants.inputs is not None:
         raise BadCheckpoint("config.json: an assistant should have neither experts nor inputs of each layer, it has")
     sources = []

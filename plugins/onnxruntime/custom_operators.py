@@ -110,17 +110,21 @@ def _paths() -> list[Path]:
     return [cache_folder() / "custom_operators" / f"{key}.so" for key in keys]
 
 
-def lacks_avx512() -> bool:
-    """Return whether this is a processor with AVX2, but without AVX-512."""
-    with suppress(OSError), _CPU_INFO.open("rb") as file:
-        known = file.read(8192).split()  # of the first core
-        return b"avx2" in known and b"avx512f" not in known
-    return False
+def multiplies_with_avx2() -> bool:
+    """Return whether low_bit_int8_matmul uses AVX2 here: AVX-512 needs integer products (VNNI)."""
+    return b"avx2" in (known := _processor()) and not {b"avx512f", b"avx512bw", b"avx512_vnni"} <= known
 
 
 def _processor_options() -> tuple[str, ...]:
     """Return options that leave out kernels for other processors, which take most of the compiler's time."""
-    return _WITHOUT_AVX512 if lacks_avx512() else ()
+    return _WITHOUT_AVX512 if b"avx2" in (known := _processor()) and b"avx512f" not in known else ()
+
+
+def _processor() -> set[bytes]:
+    """Return what Linux says of the first core, extensions of its instructions included."""
+    with suppress(OSError), _CPU_INFO.open("rb") as file:
+        return {*file.read(8192).split()}
+    return set()
 
 
 def _begin_compiling(paths: Sequence[Path], future: "Future[Path | None]") -> None:

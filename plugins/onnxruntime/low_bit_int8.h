@@ -23,7 +23,8 @@
 #define TINY 1e-30f                /* a step whose largest input is not above counts as zeros */
 
 /* STEP inputs of a row, rounded to 8 bits, and the sums of their integers: of the first half, the second, and both.
- * ``scaled_sums``: these times the scale. ``starts``: these times minus the zero point of weights that store none. */
+ * ``scaled_sums``: these times the scale. ``starts``: these times minus the zero point of weights that store none.
+ * ``pairs``, with AVX2: minus the center of the weights times the sums of even and odd pairs, in 16 bits each. */
 typedef struct {
     int8_t integers[STEP];
     float scale, sums[3], scaled_sums[3];

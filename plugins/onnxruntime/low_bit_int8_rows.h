@@ -1,4 +1,5 @@
-/* Rows of low_bit_int8_matmul, compiled for each kind of processor. Its file defines what differs: NAME, TARGET,
+/* Rows of low_bit_int8_matmul, compiled for AVX-512 and NEON; low_bit_int8_block.h are those of AVX2, by the same
+ * operations in the same order. The file of a processor defines what differs: NAME, TARGET,
  * VECTOR_COLUMNS, FLOATS, WORDS, JOIN, PREFETCH, START, LOOK_UP, ADD_PAIR, WHOLE and MULTIPLY_ADD. All kinds give the
  * same bits. */
 

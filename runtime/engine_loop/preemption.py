@@ -43,7 +43,7 @@ class Preemption:
         queue = deque(self._slots)  # the oldest first
         while queue:
             running = queue.popleft()
-            if len(running.tokens) <= running.unchanged_until:  # as in most rounds
+            if running.finished or len(running.tokens) <= running.unchanged_until:  # as in most rounds
                 continue
             try:
                 self._register_prefix(running)
@@ -52,7 +52,7 @@ class Preemption:
                     if last is not None:
                         last = last.drop(youngest, reads_prompts_late=self._drafter.reads_prompts_late)
                     self._preempt(youngest)
-                    if youngest is running:
+                    if youngest is running or running.finished:
                         break
                 else:
                     running.unchanged_until = self._slots.unchanged_until(running)
@@ -70,8 +70,8 @@ class Preemption:
         self._slots.register_prefix(running, min(in_target, self._drafter.cached_tokens(running)))
 
     def _preempt(self, running: RunningRequest) -> None:
-        self._committer.deliver()  # the text up to here, which the request may process again
-        if running.finished:  # its text could not be written
+        self._committer.deliver()  # the text up to here, which the request may process again; may end any request
+        if running.finished:
             return
         self._metrics.preemptions += 1
         self._scheduler.preempt(running.preempt())

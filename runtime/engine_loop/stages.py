@@ -1,4 +1,4 @@
-"""The stages of a round, in order; the schedules of the engine loop call them."""
+"""What a round does on the device and on the host, one method each."""
 
 from dataclasses import replace
 from typing import Any

@@ -53,6 +53,8 @@ def try_source(kind: str, text: str, whitespace: "Whitespace", loose: bool) -> i
 
         try_grammar(vocabulary.tokens, stop_ids, text, slowest_row_s)
         return 0
+    if kind == "structural_tag":  # imports that count into no limit
+        from tandemrt.runtime.grammars.unique import tags  # noqa: F401
     resident = _pages()[1]
     with _limited_memory():
         grammar = compiler.compile(kind, text, whitespace=whitespace, loose=loose)

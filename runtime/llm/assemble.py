@@ -167,7 +167,8 @@ def _adapts(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> bo
         return options.adaptive_draft_tokens
     if options.num_draft_tokens is not None or not bundle.draft.engines:
         return False
-    return HostCosts.of(bundle).dear if device_of(device).on_host else bundle.engine("target").batch_invariant
+    on_host = device_of(device).on_host
+    return HostCosts.of(bundle).fixed_may_lose if on_host else bundle.engine("target").batch_invariant
 
 
 def _costs(bundle: Bundle, device: torch.device) -> dict[str, Any]:

@@ -157,6 +157,7 @@ REJECTED = {
     "num_kv_shared_layers should be num_hidden_layers, 2": {"text_config": {"num_kv_shared_layers": 1}},
     "layer 0 should have the KV heads": {"text_config": {"num_key_value_heads": 1}},
     "text_config should describe layers of gemma4_text": {"text_config": {"model_type": "gemma3_text"}},
+    "layers of gemma4_text, for a target of this family": {"text_config": {"model_type": ["gemma4_text"]}},
 }
 
 
@@ -168,6 +169,16 @@ def test_an_assistant_of_another_target_is_rejected_by_name(built: Built) -> Non
         layers = {**config["text_config"], **changes.get("text_config", {})}
         with pytest.raises(BadCheckpoint, match=re.escape(message)):
             AssistantSpec.from_hf({**config, **changes, "text_config": layers}, spec)
+
+
+def test_unknown_fields_of_both_parts_can_be_ignored(built: Built) -> None:
+    target, config = (json.loads((built.folder / each / "config.json").read_text()) for each in ("target", "draft"))
+    spec, layers = ModelSpec.from_hf(target), config["text_config"]
+    unknown = {**config, "some_field": 1, "text_config": {**layers, "other_field": 2}}
+    read = AssistantSpec.from_hf(unknown, spec, ignored=["some_field", "other_field"])
+    assert read == AssistantSpec.from_hf(config, spec)
+    with pytest.raises(BadCheckpoint, match="other_field"):
+        AssistantSpec.from_hf(unknown, spec, ignored=["some_field"])
 
 
 def test_a_token_in_two_groups_is_rejected(built: Built, tmp_path: Path) -> None:

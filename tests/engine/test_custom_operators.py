@@ -117,14 +117,22 @@ def test_kernels_of_another_processor_are_used_without_a_compiler_alone(
 
 
 @pytest.mark.parametrize(
-    ("flags", "options"), [("avx2 avx512f avx512_vnni", ()), ("avx2 fma", ("-DNO_AVX512",)), ("asimd", ())]
+    ("flags", "options", "avx2"),
+    [
+        ("avx2 avx512f avx512bw avx512_vnni", (), False),
+        ("avx2 avx512f avx512bw", (), True),
+        ("avx2 fma", ("-DNO_AVX512",), True),
+        ("asimd", (), False),
+    ],
 )
 def test_kernels_for_avx512_are_compiled_for_processors_that_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, options: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: str, options: tuple[str, ...], avx2: bool
 ) -> None:
+    """Integer matmuls use it only with VNNI."""
     (tmp_path / "cpuinfo").write_text(f"processor: 0\nflags: {flags}\n\nprocessor: 1\n")
     monkeypatch.setattr(custom_operators, "_CPU_INFO", tmp_path / "cpuinfo")
     assert custom_operators._processor_options() == options
+    assert custom_operators.multiplies_with_avx2() == avx2
 
 
 def test_a_build_goes_on_while_the_kernels_are_compiled(

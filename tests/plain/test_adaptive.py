@@ -209,22 +209,24 @@ def test_costs_on_a_cpu_follow_from_the_sizes_of_weights(at_once: bool, fourth: 
 
 
 @pytest.mark.parametrize(
-    ("megabytes", "avx512", "dear"), [(500, False, True), (500, True, False), (1, False, False), (1, True, False)]
+    ("megabytes", "avx2", "adapts"), [(500, True, True), (500, False, False), (1, True, False), (1, False, False)]
 )
-def test_lengths_adapt_on_a_cpu_where_rows_are_dear(
-    monkeypatch: pytest.MonkeyPatch, megabytes: int, avx512: bool, dear: bool
+def test_lengths_adapt_on_a_cpu_where_fixed_ones_may_lose(
+    monkeypatch: pytest.MonkeyPatch, megabytes: int, avx2: bool, adapts: bool
 ) -> None:
-    """A large model without AVX-512: more rows take more arithmetic, and fixed lengths may lose."""
+    """A large model whose integer matmuls have AVX2 alone."""
     files = {"target/a": Mock(size=megabytes << 20), "draft/a": Mock(size=megabytes << 19)}
+    files["draft/borrowed.safetensors"] = Mock(size=megabytes << 18)
     bundle = Mock(manifest=Mock(files=files), draft=Mock(traits=DRAFT_KINDS["model"], engines=("draft",)))
-    monkeypatch.setattr(host_costs, "lacks_avx512", lambda: not avx512)
-    costs = HostCosts.of(bundle)
-    assert (costs.weights, costs.dear) == (0.5, dear)
-    assert (costs.scoring(1, 4) > 2 * costs.scoring(1, 0)) == dear
+    monkeypatch.setattr(host_costs, "multiplies_with_avx2", lambda: avx2)
+    assert HostCosts.of(bundle).weights == 0.75
+    assert HostCosts.of(bundle).missed == (0.2 if adapts else 0.1)
     cpu = torch.device("cpu")
-    assert _adapts(bundle, RuntimeOptions(), cpu) == dear
+    assert _adapts(bundle, RuntimeOptions(), cpu) == adapts
     assert not _adapts(bundle, RuntimeOptions(num_draft_tokens=4), cpu)
     assert _adapts(bundle, RuntimeOptions(adaptive_draft_tokens=True), cpu)
+    bundle.draft.traits = DRAFT_KINDS["assistant"]  # it reads one row of the embedding that it borrows
+    assert HostCosts.of(bundle).weights == 0.5
     bundle.draft.engines = ()
     assert not _adapts(bundle, RuntimeOptions(), cpu)
 

@@ -1,5 +1,6 @@
 """Contracts that a manifest's sizes imply, for every kind of draft and of layer."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from tandemrt.engines.bundle.implied import require_implied
 from tandemrt.engines.bundle.manifest import Manifest
 from tandemrt.engines.contract import contract
 from tandemrt.engines.contract.contract import CacheKind, Contract, RecurrentState
-from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
+from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, DRAFT_LAYERS
 from tandemrt.engines.contract.dtypes import FLOAT8
 from tandemrt.engines.validation.errors import BadBundle
 from tests.plain.test_bundle import write_bundle
@@ -88,7 +89,10 @@ def test_every_kind_of_draft_with_engines_is_in_the_table() -> None:
 @pytest.mark.parametrize("kind", DRAFTS)
 def test_the_engines_of_a_draft_have_the_contracts_that_its_sizes_imply(tmp_path: Path, kind: str) -> None:
     contracts = DRAFTS[kind][1]
-    require_implied(drafting(tmp_path / "sample", kind, contracts))
+    manifest = drafting(tmp_path / "sample", kind, contracts)
+    require_implied(manifest)
+    decoders = [] if kind == "assistant" else [name for name in contracts if name in DRAFT_LAYERS]
+    assert Counter(name for name, _ in manifest.caches) == dict.fromkeys(["target", *decoders], 2 * CACHE["layers"])
 
 
 @pytest.mark.parametrize(

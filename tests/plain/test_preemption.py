@@ -116,20 +116,29 @@ def test_the_oldest_requests_keep_their_memory_and_the_youngest_commit_nothing()
     assert not memory.ended
 
 
-def test_a_request_that_ends_with_its_last_text_is_not_queued_again(caplog: pytest.LogCaptureFixture) -> None:
-    """Its text, which is delivered before the preemption, cannot be written."""
+@pytest.mark.parametrize("ending", range(3))
+def test_a_request_that_ends_with_its_last_text_gets_no_memory_and_no_place_in_the_queue(
+    caplog: pytest.LogCaptureFixture, ending: int
+) -> None:
+    """Texts are delivered before a preemption, and one cannot be written."""
     memory = Memory()
-    oldest, _, youngest = (memory.join([first, *range(40)]) for first in (101, 102, 103))
+    requests = [memory.join([first, *range(40)]) for first in (101, 102, 103)]
+    oldest, _, youngest = requests
 
     def deliver() -> None:
-        youngest.finish(Finish("error"))
-        memory.slots.leave(youngest.slot)
+        if not requests[ending].finished:
+            requests[ending].finish(Finish("error"))
+            memory.slots.leave(requests[ending].slot)
 
-    memory.preemption._committer = SimpleNamespace(deliver=deliver)  # type: ignore[assignment]
+    end = lambda running, finish: memory.ended.append((running, finish))  # noqa: E731
+    memory.preemption._committer = SimpleNamespace(deliver=deliver, end=end)  # type: ignore[assignment]
     oldest.tokens += [9] * 30  # a second block, where none is free
     memory.preemption.reserve_memory(None)
-    assert (len(memory.slots), [*memory.scheduler._preempted], memory.metrics.preemptions) == (2, [], 0)
-    assert caplog.messages == []
+    preempted = [] if requests[ending] is youngest else [youngest]
+    assert [each.preempted for each in memory.scheduler._preempted] == preempted
+    assert list(memory.slots) == [each for each in requests if each not in (requests[ending], *preempted)]
+    assert memory.table.allocator.num_blocks(requests[ending].slot) == 0
+    assert (memory.ended, caplog.messages) == ([], [])
 
 
 def test_a_request_that_lacks_memory_for_itself_is_preempted_alone() -> None:
