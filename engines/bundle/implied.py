@@ -54,7 +54,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     sizes = _decoder_sizes(manifest, name)
     if name == "context":
         return contract.context(features=features, **sizes)
-    if name == "draft" and draft.kind == "assistant":  # it reads layers of the target
+    if name == "draft" and draft.traits.reads_cache:  # of layers of the target
         of_target = _decoder_sizes(manifest, "target")["heads"]
         caches = {layer: of_target[layer] for layer in sizes["heads"] if layer in of_target}
         read = {field: sizes[field] for field in ("capacity", "vocab", "dtype")}

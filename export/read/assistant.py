@@ -18,8 +18,17 @@ from tandemrt.export.read.spec import ModelSpec
 TOKEN_ORDERING = "masked_embedding.token_ordering"
 _NAMED = "Gemma4AssistantForCausalLM"
 _UNREAD = (
-    *("architectures", "dtype", "torch_dtype", "transformers_version", "initializer_range"),
-    *("bos_token_id", "eos_token_id", "pad_token_id", "boi_token_id", "image_token_id", "audio_token_id"),
+    "architectures",
+    "dtype",
+    "torch_dtype",
+    "transformers_version",
+    "initializer_range",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "boi_token_id",
+    "image_token_id",
+    "audio_token_id",
 )
 
 
@@ -89,7 +98,7 @@ def token_groups(checkpoint: Checkpoint, spec: AssistantSpec) -> npt.NDArray[np.
 
 def _read_layers(config: Any, target: ModelSpec, *, ignored: Collection[str]) -> tuple[ModelSpec, tuple[int, ...]]:
     """Return the head's layers, and the target's layer that each reads: the last of its kind that has a cache."""
-    if not isinstance(config, Mapping) or (config.get("model_type"), target.family) != ("gemma4_text",) * 2:
+    if not isinstance(config, Mapping) or not config.get("model_type") == target.family == "gemma4_text":
         raise BadCheckpoint(
             "config.json: text_config should describe layers of gemma4_text, for a target of this family, it is "
             f"{quoted(config)} for a target of {target.family}"

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -92,9 +91,8 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="module")
 def llm(built: Built) -> Iterator[LLM]:
-    options: Any = {"lookup": False, "adaptive_draft_tokens": False}
-    with ExitStack() as stack:
-        yield stack.enter_context(LLM(built.bundle, device="cpu", threads=1, **options))
+    with LLM(built.bundle, device="cpu", threads=1, lookup=False, adaptive_draft_tokens=False) as opened:
+        yield opened
 
 
 def params(**more: Any) -> SamplingParams:
