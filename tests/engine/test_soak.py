@@ -24,7 +24,7 @@ from tools.quality.soak.__main__ import soak
 from tools.quality.soak.answers import Answer, problems
 from tools.quality.soak.counters import Tally
 from tools.quality.soak.faults import KINDS, Fault, Faults, Injected, _FaultyGrammar, _FaultyTextStream
-from tools.quality.soak.plans import Attempt, Plan, draw_attempt, draw_plans
+from tools.quality.soak.plans import Attempt, Plan, Wave, draw_attempt, draw_plans, draw_waves
 from tools.quality.soak.result import SoakResult
 from tools.quality.soak.triton import metrics_rules
 
@@ -42,7 +42,7 @@ PLAN = Plan([1], SamplingParams(stop=("cd",)))
 
 
 def test_mixed_requests_with_faults_and_floods_get_the_same_output_as_alone(tmp_path: Path) -> None:
-    soak = [sys.executable, "-c", SOAK, "--requests", "120", "--seed", "1", "--distinct", "16"]
+    soak = [sys.executable, "-c", SOAK, "--first", "81", "--requests", "201", "--seed", "1", "--distinct", "16"]
     done = subprocess.run(
         [*soak, "--json", str(tmp_path / "soak.json")],
         cwd=ROOT,
@@ -61,6 +61,20 @@ def test_mixed_requests_with_faults_and_floods_get_the_same_output_as_alone(tmp_
     assert figures["rejected"] > 0
     assert figures["preemptions"] > 0
     assert figures["thread_refusals"] > 0
+
+
+def test_a_wave_depends_on_the_requests_before_it_and_not_on_where_the_run_begins_or_ends() -> None:
+    plans = draw_plans(Random(1), 60)
+
+    def waves(requests: int) -> list[Wave]:
+        return list(draw_waves(Random(2), plans, tuple(KINDS), 2, requests))
+
+    whole = waves(1650)
+    assert [wave.number for wave in whole] == list(range(len(whole)))
+    assert [wave.first for wave in whole] == [81 * number for number in range(len(whole))]
+    assert whole[-1].first + whole[-1].requests == 1650
+    assert waves(1620) == whole[:20]
+    assert [wave.number for wave in whole if wave.refused_threads is not None] == [10, 11]
 
 
 def test_a_soak_without_time_for_a_wave_has_no_finding() -> None:

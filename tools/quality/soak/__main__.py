@@ -2,13 +2,15 @@
 
     python -m tools.quality.soak --minutes 10
     python -m tools.quality.soak --requests 100000 --seed 7 --json soak.json
+    python -m tools.quality.soak --first 4050 --minutes 10 --seed 7
 
 The bundles hold tiny random models: with a draft model, with the overlap and the synchronous schedule, with n-gram
 drafts, and with a paged cache that is too small for the longest requests of all slots, so that requests are preempted.
 Now and then a bundle is closed and opened again, and its first requests are refused threads. Every answer must equal
 the output of the same request alone; one that was cancelled or timed out must be a prefix of it. The runtime's
 counters must agree with the answers, and memory and threads must not grow. One request in ten gets a fault of the
-named kinds. The exit code is 1 on any finding. Several seeds may run in parallel.
+named kinds. The exit code is 1 on any finding. Several seeds may run in parallel, and parts of a
+seed: a run of 4,050 requests is continued by ``--first 4050``.
 """
 
 import gc
@@ -34,17 +36,13 @@ from tools.clients.triton import triton_server
 from tools.quality.soak.driver import PATIENCE_S, Driver
 from tools.quality.soak.faults import KINDS, faulty_text_streams, faulty_threads
 from tools.quality.soak.models import PAGED_TOKENS, build_bundles
-from tools.quality.soak.plans import Plan, draw_attempt, draw_plans
+from tools.quality.soak.plans import Plan, draw_plans, draw_waves
 from tools.quality.soak.reference import Reference
 from tools.quality.soak.result import SoakResult
 from tools.quality.soak.triton import TritonDriver
 
 DISTINCT = 400  # plans to draw from
-WAVE = 50
-FLOOD = 30
-TOO_LARGE = 1  # request of a flood that fits no engine
 QUEUE = 14  # less than a flood minus the slots, and enough for every client
-REOPEN_EVERY = 6  # waves of one LLM
 WRITE_EVERY = 20  # waves between two writes of the figures
 SHOWN = 20  # findings that are printed
 
@@ -54,6 +52,7 @@ def soak(
     requests: int | None,
     minutes: float | None,
     seed: int = 0,
+    first: int = 0,
     faults: tuple[str, ...] = tuple(KINDS),
     distinct: int = DISTINCT,
     triton: bool = False,
@@ -63,9 +62,10 @@ def soak(
 ) -> SoakResult:
     """Send ``requests`` requests in waves, or as many as fit into ``minutes``; return the result.
 
-    ``out`` gets the figures so far every WRITE_EVERY waves.
+    The first ``first`` of them are only drawn: an earlier run has sent them. ``out`` gets the figures so far every
+    WRITE_EVERY waves.
     """
-    result, start = SoakResult(seed, list(faults)), time.monotonic()
+    result, start = SoakResult(seed, list(faults), first), time.monotonic()
     plans, draw = draw_plans(Random(seed), distinct), Random(seed + 1)
     columns = (TextColumn("soaking"), MofNCompleteColumn(), TextColumn("{task.fields[found]} findings"))
     console = console or Console(quiet=True)
@@ -84,29 +84,27 @@ def soak(
         progress = stack.enter_context(
             Progress(*columns, TimeElapsedColumn(), console=console, disable=not console.is_terminal)
         )
-        task = progress.add_task("soak", total=requests, found=0)
+        task = progress.add_task("soak", total=requests, completed=first, found=0)
         gc.freeze()  # live until the end: the collection after every wave skips them
         stack.callback(gc.unfreeze)
         result.measure()
-        number = 0
-        while not _over(result.requests, requests, time.monotonic() - start, minutes):
-            driver = drivers[number % len(drivers)]
-            if number // len(drivers) % REOPEN_EVERY == REOPEN_EVERY - 1:
-                driver.reopen(refused_threads=draw.choice([1, 2, 3]) if "thread" in faults else 0)
-            missing = WAVE + FLOOD + TOO_LARGE if requests is None else requests - result.requests
-            size, close_streams = min(WAVE, missing), (number // len(drivers)) % 2 == 1
-            attempts = [draw_attempt(draw, plans, faults, close_streams=close_streams) for _ in range(size)]
-            flood = attempts[:FLOOD] if missing >= WAVE + FLOOD + TOO_LARGE else []
-            result.findings += driver.wave(attempts, flood)
-            result.requests += size + (len(flood) + TOO_LARGE if flood else 0)
+        for wave in draw_waves(draw, plans, faults, len(drivers), requests):
+            if wave.first < first:
+                continue
+            if minutes is not None and time.monotonic() - start >= 60 * minutes:
+                break
+            driver = drivers[wave.number % len(drivers)]
+            if wave.refused_threads is not None:
+                driver.reopen(refused_threads=wave.refused_threads)
+            result.findings += driver.wave(wave.attempts, wave.flood)
+            result.requests += wave.requests
             if triton_driver is not None:
-                result.findings += triton_driver.wave(attempts)
-                result.triton_requests += len(attempts)
+                result.findings += triton_driver.wave(wave.attempts)
+                result.triton_requests += len(wave.attempts)
             gc.collect()
             result.measure()
-            progress.update(task, completed=result.requests, found=len(result.findings))
-            number += 1
-            if driver.stuck or number % WRITE_EVERY == 0:
+            progress.update(task, completed=first + result.requests, found=len(result.findings))
+            if driver.stuck or wave.number % WRITE_EVERY == WRITE_EVERY - 1:
                 _sum_up(result, drivers, start)
                 if out is not None:
                     result.write(out)
@@ -124,6 +122,7 @@ def main(
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Duration. Default: 5 without --requests.")] = None,
     requests: Annotated[int | None, typer.Option(min=1, help="Number of requests, floods included.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of requests and faults.")] = 0,
+    first: Annotated[int, typer.Option(min=0, help="Number of requests of this seed that earlier runs have sent.")] = 0,
     faults: Annotated[str, typer.Option(help=f"Kinds of faults, with commas: {', '.join(KINDS)}; or none.")] = ",".join(
         KINDS
     ),
@@ -146,6 +145,7 @@ def main(
         requests=requests,
         minutes=minutes,
         seed=seed,
+        first=first,
         faults=kinds,
         distinct=distinct,
         triton=triton,
@@ -156,7 +156,9 @@ def main(
     console.print(result.table())
     for finding in result.findings[:SHOWN]:
         console.print(f"- {finding}", markup=False)
-    asked = f"--requests {result.requests} --seed {seed} --distinct {distinct} --faults {faults}"
+    asked = (
+        f"--requests {first + result.requests} --first {first} --seed {seed} --distinct {distinct} --faults {faults}"
+    )
     repeat = f"python -m tools.quality.soak {asked}"
     console.print(f"{len(result.findings)} findings; to repeat it: {repeat}{' --triton' if triton else ''}")
     if result.stuck:  # the interpreter would wait for the blocked threads
@@ -215,11 +217,6 @@ def _sum_up(result: SoakResult, drivers: list[Driver], start: float) -> None:
     result.engine_failures = sum(driver.faults.engine_failures for driver in drivers)
     result.thread_refusals = sum(driver.faults.thread_refusals for driver in drivers)
     result.preemptions = sum(driver.preemptions for driver in drivers)
-
-
-def _over(done: int, requests: int | None, seconds: float, minutes: float | None) -> bool:
-    enough = requests is not None and done >= requests
-    return enough or (minutes is not None and seconds >= 60 * minutes)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Random requests and attempts, drawn from a seed so that a run can be repeated."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
@@ -42,6 +42,33 @@ class Attempt:
     fault_at: int = 0
 
 
+@dataclass(frozen=True)
+class Wave:
+    """Attempts that several clients send to one LLM.
+
+    Attributes:
+        number: the number of the wave, from 0.
+        first: the number of its first request, from 0.
+        attempts: what the clients send one after another.
+        flood: what is sent at once after that, followed by a request that fits no engine; empty for no flood.
+        refused_threads: the LLM is opened again first, and this many of its threads are refused; None to keep it open.
+    """
+
+    number: int
+    first: int
+    attempts: list[Attempt]
+    flood: list[Attempt]
+    refused_threads: int | None
+
+    @property
+    def requests(self) -> int:
+        return len(self.attempts) + (len(self.flood) + TOO_LARGE if self.flood else 0)
+
+
+ATTEMPTS = 50  # of a wave
+FLOOD = 30
+TOO_LARGE = 1  # request of a flood that fits no engine
+REOPEN_EVERY = 6  # waves of one LLM
 _LONG = LENGTH - 45  # output tokens; several such requests at once outgrow the small paged cache
 _SCHEMA = {
     "type": "object",
@@ -87,6 +114,24 @@ _FILTERS: list[dict[str, Any]] = [
 def draw_plans(draw: Random, count: int) -> list[Plan]:
     """Draw ``count`` plans. Every second has a structured output; one in six samples by rejection."""
     return [_plan(draw, structured=index % 2 == 1) for index in range(count)]
+
+
+def draw_waves(
+    draw: Random, plans: list[Plan], faults: tuple[str, ...], llms: int, requests: int | None
+) -> Iterator[Wave]:
+    """Draw waves for ``llms`` LLMs in turn, until ``requests`` requests; without end for None."""
+    number = first = 0
+    while requests is None or first < requests:
+        turn = number // llms
+        refused = None
+        if turn % REOPEN_EVERY == REOPEN_EVERY - 1:
+            refused = draw.choice([1, 2, 3]) if "thread" in faults else 0
+        whole = requests is None or requests - first >= ATTEMPTS + FLOOD + TOO_LARGE
+        size = ATTEMPTS if requests is None else min(ATTEMPTS, requests - first)
+        attempts = [draw_attempt(draw, plans, faults, close_streams=turn % 2 == 1) for _ in range(size)]
+        wave = Wave(number, first, attempts, attempts[:FLOOD] if whole else [], refused)
+        yield wave
+        number, first = number + 1, first + wave.requests
 
 
 def draw_attempt(draw: Random, plans: list[Plan], faults: tuple[str, ...], *, close_streams: bool) -> Attempt:

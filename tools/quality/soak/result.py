@@ -19,8 +19,9 @@ class SoakResult:
     """The figures of a run.
 
     Attributes:
+        first: number of the first request; earlier runs of the seed have sent those before it.
         drivers: kinds of bundle, and how they were run.
-        requests: all sent requests, rejected ones included.
+        requests: all requests that this run sent, rejected ones included.
         triton_requests: requests that were also sent to a Triton server.
         abandoned: streams that their client closed. Their finish reason is unknown.
         preemptions: times that requests lost their slot because cache memory ran out.
@@ -31,6 +32,7 @@ class SoakResult:
 
     seed: int
     faults: list[str]
+    first: int = 0
     drivers: list[str] = field(default_factory=list)
     requests: int = 0
     triton_requests: int = 0
