@@ -119,3 +119,12 @@ def test_a_large_tensor_takes_memory_only_where_it_was_written() -> None:
 def resident_bytes() -> int:
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * mmap.PAGESIZE
+
+
+def test_an_entry_that_is_raised_several_times_has_the_largest_value() -> None:
+    for tensor, library in zip(both((5,)), (host, real), strict=True):
+        index, raised = (library.zeros(4, dtype=library.int64, device=library.device("cpu")) for _ in range(2))
+        for at, (entry, value) in enumerate(((1, 7), (1, 3), (4, 2), (0, 1))):
+            index[at], raised[at] = entry, value
+        host.raise_entries(tensor, index, raised)
+        assert tensor.tolist() == [1, 7, 2, 3, 4]

@@ -1,6 +1,7 @@
 """Each of several members counts for itself: not the first for all, and not all up to the first."""
 
 import re
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,9 +11,11 @@ import pytest
 from jinja2.exceptions import SecurityError
 
 from tandemrt.engines.bundle.manifest import Limits
+from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.text.template_meter import MeteredTemplate
 from tandemrt.engines.text.template_sandbox import environment
-from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.engines.validation.errors import BadCheckpoint, NotQuick
 from tandemrt.export.bundle import vision
 from tandemrt.export.bundle.capacity import Capacity
 from tandemrt.export.bundle.publish import Published
@@ -27,9 +30,11 @@ from tandemrt.runtime.check.texts import GeneratedTexts, _first_error
 from tandemrt.runtime.constraints.ordinary import OrdinaryTokens
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.sources import read
+from tandemrt.runtime.requests.images import Image, PromptImages
 from tandemrt.runtime.requests.prompt_logprobs import ReplayGrammar
 from tandemrt.runtime.servers.batch import batches
 from tandemrt.runtime.servers.batch.files import StoredFile
+from tandemrt.runtime.workers.ranks import Link
 from tests.plain.test_bundle import write_bundle
 
 
@@ -150,3 +155,47 @@ def test_a_vision_part_belongs_to_the_only_model_of_its_folder(tmp_path: Path) -
     assert vision_files(tmp_path / "a.gguf") == ["mmproj-0.gguf", "mmproj-1.gguf"]
     (tmp_path / "b.gguf").touch()
     assert vision_files(tmp_path / "a.gguf") == vision_files(tmp_path / "b.gguf") == []
+
+
+def test_each_image_of_a_prompt_has_its_own_digest_rows_and_positions() -> None:
+    entry = VisionEntry(
+        image_token=9, position_rows=3, patch_values=1, patch_size=1, merge_size=1, resize="bounds", max_pixels=100,
+        resample="bicubic", mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0),
+    )  # fmt: skip
+    wide, tall = (Image(np.full((6, 1), colour, np.uint8), rows, 6 // rows, entry) for colour, rows in ((1, 2), (2, 3)))
+    images = PromptImages([wide, tall], [1, 8], [5, *[9] * 6, 5, *[9] * 6, 5, 5])
+    assert images.spans == [(1, 7, wide.digest), (8, 14, tall.digest)]
+    assert wide.digest != tall.digest
+    assert images.rows.tolist() == [0, *range(1, 7), 0, *range(7, 13), 0, 0]
+    assert images.positions.tolist() == [
+        [0, 1, 1, 1, 1, 1, 1, 4, 5, 5, 5, 5, 5, 5, 8, 9],
+        [0, 1, 1, 1, 2, 2, 2, 4, 5, 5, 6, 6, 7, 7, 8, 9],
+        [0, 1, 2, 3, 1, 2, 3, 4, 5, 6, 5, 6, 5, 6, 8, 9],
+    ]
+
+
+@pytest.mark.parametrize("source", ["{% set y = x + '' %}", "{% set y = '' + x %}"])
+def test_both_sides_of_a_sum_are_metered(source: str) -> None:
+    template = MeteredTemplate(source, environment())
+    assert template.render({"x": "a" * 100}, budget=1000) == ""
+    with pytest.raises(NotQuick):
+        template.render({"x": "a" * 1100}, budget=1000)
+
+
+def test_no_part_of_a_template_is_computed_while_it_compiles() -> None:
+    sandbox, rendered = environment(), list[object]()
+    sandbox.filters["noted"] = lambda value: rendered.append(value) or value
+    template = sandbox.from_string("{{ 1|noted }}{{ 'a' ~ (2|noted) }}{% set x = 3|noted %}{% if 4|noted %}{% endif %}")
+    assert rendered == []
+    template.render()
+    assert rendered == [1, 2, 3, 4]
+
+
+def test_a_rank_runs_every_command_up_to_zeros() -> None:
+    seen = list[list[int]]()
+    done = threading.Semaphore(0)
+    commands = bytearray([1, 0, 0, 2, 0, 0, 3, 3])
+    link = Link(1, None, (), commands, 2, threading.Semaphore(9), done, None)
+    link.run_commands(lambda command: seen.append(command.tolist()))
+    assert seen == [[1, 0], [0, 2]]
+    assert [done.acquire(blocking=False) for _ in range(3)] == [True, True, False]
