@@ -121,7 +121,12 @@ def build(
 
 @export.command()
 def inspect(
-    bundle: Annotated[Path, typer.Argument(metavar="BUNDLE", help="The folder of a bundle.")],
+    bundle: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BUNDLE", help="The folder of a bundle; with --gpu also a recipe, or the folder of a checkpoint."
+        ),
+    ],
     verify: Annotated[bool, typer.Option("--verify", help="Take the digests of the weights too.")] = False,
     everything: Annotated[bool, typer.Option("--all", help="Print the whole manifest instead of a summary.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest and the findings as JSON.")] = False,
@@ -134,12 +139,17 @@ def inspect(
 ) -> None:
     """Print a summary of BUNDLE and whether its files are intact. Exit code 1 if they are not."""
     from tandemrt.engines.bundle.bundle import Bundle
+    from tandemrt.engines.bundle.manifest import FILE_NAME
     from tandemrt.export.bundle.capacity import fitting, memory_from_text
-    from tandemrt.export.cli.report import findings, print_bundle, print_json
+    from tandemrt.export.bundle.plan import plan
+    from tandemrt.export.cli.report import findings, print_bundle, print_json, print_plan
 
     if gpus is not None and gpu is None:
         raise BadRequest(f"--gpus: must come with --gpu, the memory of each; received {quoted(gpus)}. Add --gpu 80GB")
     memory = None if gpu is None else memory_from_text(gpu)
+    if memory is not None and gpus is None and not (bundle / FILE_NAME).is_file():
+        print_plan(plan(str(bundle), memory), as_json=as_json)
+        return
     opened = Bundle.read(bundle)
     problems = findings(opened, verify=verify)
     fits = None if memory is None else fitting(opened.manifest, memory, gpus)

@@ -20,6 +20,7 @@ from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.export.bundle.build import BuildReport
 from tandemrt.export.bundle.capacity import SHARE, Capacity
+from tandemrt.export.bundle.plan import PlannedCapacity
 from tandemrt.export.bundle.stored_dtype import stored_dtype
 from tandemrt.export.cli.progress import console
 from tandemrt.export.compile.graph_contract import differences
@@ -115,6 +116,20 @@ def print_json(bundle: Bundle, problems: list[str], *, verify: bool, fits: Capac
     if fits is not None:
         result["fits"] = asdict(fits)
     console.file.write(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_plan(fits: PlannedCapacity, *, as_json: bool) -> None:
+    """Print what a GPU holds of a checkpoint that has no bundle yet."""
+    if as_json:
+        console.file.write(json.dumps(asdict(fits), indent=2) + "\n")
+        return
+    values = {
+        "weights, as they are stored": _bytes(fits.weights),
+        "logits and states": _bytes(fits.rounds),
+        "keys and values of a token": f"{fits.token / 1024:.1f} KiB",
+        "tokens that fit": str(fits.tokens),
+    }
+    console.print(_pairs(f"A GPU of {_bytes(fits.memory)}, {SHARE:.0%} of it, without a separate draft", values))
 
 
 def _defaults(bundle: Bundle) -> dict[str, Any]:

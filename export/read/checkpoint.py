@@ -85,7 +85,7 @@ class Checkpoint:
         if not folder.is_dir():
             raise BadCheckpoint(f"checkpoint: {folder} is not a folder; give the folder that holds config.json")
         require_safetensors(folder)
-        config = _read_json(folder / "config.json")
+        config = read_json(folder / "config.json")
         index = folder / "model.safetensors.index.json"
         single = folder / "model.safetensors"
         if single.exists() or not index.exists():
@@ -156,7 +156,7 @@ def _in_gguf_files(folder: Path) -> dict[str, StoredTensor]:
     """Return the tensors that the folder of an unpacked GGUF file left there. Raises BadCheckpoint if one changed."""
     path = folder / GGUF_INDEX
     tensors: dict[str, StoredTensor] = {}
-    for name, entry in (_read_json(path) if path.exists() else {}).items():
+    for name, entry in (read_json(path) if path.exists() else {}).items():
         file, shape = Path(entry["file"]), tuple(entry["shape"])
         tensors[name] = StoredTensor(name, "uint8", shape, file, entry["offset"], math.prod(shape))
         if not file.is_file() or gguf_index_entry(tensors[name]) != entry:
@@ -184,7 +184,7 @@ def _stored(name: str, entry: Any, file: Path, start: int) -> StoredTensor:
 
 def read_index(path: Path) -> dict[str, str]:
     """Return tensor name -> file name from the index of a sharded checkpoint. Raises BadCheckpoint if it is invalid."""
-    shards = _read_json(path).get("weight_map")
+    shards = read_json(path).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(file, str) for file in shards.values()):
         raise BadCheckpoint(f"{path}: weight_map should map tensor names to file names, it is {quoted(shards)}")
     outside = sorted(file for file in set(shards.values()) if Path(file).name != file)
@@ -193,7 +193,8 @@ def read_index(path: Path) -> dict[str, str]:
     return shards
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file of a checkpoint. Raises BadCheckpoint."""
     if not path.is_file():
         raise BadCheckpoint(f"{path} is missing; the checkpoint needs it, download it again")
     return _parse(path.read_bytes(), path)

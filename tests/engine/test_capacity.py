@@ -1,6 +1,8 @@
 """How much text fits a GPU: what a manifest says, held against what the caches of a bundle really take."""
 
 import json
+import re
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.digest import holds_weights
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.export.bundle.capacity import SHARE, fitting, memory_from_text
+from tandemrt.export.bundle.plan import plan
 
 
 def test_a_token_takes_what_the_caches_of_all_models_have_for_it(tiny_bundle: Path) -> None:
@@ -53,6 +56,32 @@ def test_inspect_reports_what_fits(run, tiny_bundle: Path) -> None:
     _, out, _ = run("export", "inspect", str(tiny_bundle), "--gpu", "80GB")
     assert "A GPU of 80.0 GB, 90% of it" in out
     assert "tokens that fit" in out
+
+
+def test_a_checkpoint_and_a_recipe_are_planned_before_they_are_built(run, tiny_bundle: Path, tmp_path: Path) -> None:
+    folder, manifest = tiny_bundle.parent / "target", Bundle.read(tiny_bundle).manifest
+    by_recipe = plan(str(tiny_bundle.parent / "tiny.toml"), 10**9)
+    caches = [cache for name, cache in manifest.caches if name == "target"]
+    assert by_recipe.token == sum(prod(each.resolve({"batch": 1})) for each in caches) * 4 // manifest.limits.capacity
+    assert by_recipe.rounds == manifest.limits.batch * (manifest.limits.num_draft_tokens + 1) * manifest.vocab * 4
+    assert by_recipe.weights == sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    assert by_recipe.tokens == (int(SHARE * 10**9) - by_recipe.weights - by_recipe.rounds) // by_recipe.token
+    code, out, _ = run("export", "inspect", str(folder), "--gpu", "1GB", "--json")
+    assert (code, json.loads(out)["token"]) == (0, by_recipe.token // 2), "without a recipe in bfloat16"
+    (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text('{"metadata": {"total_size": 2000000000}}')
+    _, out, _ = run("export", "inspect", str(tmp_path), "--gpu", "1GB")
+    assert re.search(r"weights, as they are stored +2.0 GB", out)
+    assert re.search(r"tokens that fit +0\s", out)
+    index.write_text('{"metadata": {"total_size": "2 GB"}}')
+    for model, message in (
+        (str(tmp_path), 'metadata.total_size must be a number of bytes, got "2 GB"'),
+        ("qwen3.6-35b-a3b", "its target 'Qwen/Qwen3.6-35B-A3B' must be here; download its config.json"),
+    ):
+        code, _, error = run("export", "inspect", model, "--gpu", "80GB")
+        assert code != 0
+        assert message in error.replace("\n", " ")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.contract.dtypes import BYTES
 from tandemrt.engines.recipe.recipe import Recipe, locate
 from tandemrt.engines.validation.errors import BadCheckpoint
+from tandemrt.export.bundle.plan import plan
 from tandemrt.export.read.families import renamed
 from tandemrt.export.read.families.registry import FAMILIES
 from tandemrt.export.read.layer import ClampedSwiglu, Experts, Skip
@@ -1061,7 +1062,7 @@ RECIPES = {  # for a GPU, and whose published config is here
 
 
 @pytest.mark.parametrize("name", RECIPES)
-def test_an_included_recipe_says_what_a_token_and_a_recurrent_state_of_its_model_take(name):
+def test_an_included_recipe_says_what_a_token_and_a_recurrent_state_of_its_model_take(name, tmp_path):
     recipe, text = Recipe.load(locate(name)), locate(name).read_text()
     spec = ModelSpec.from_hf(json.loads(PUBLISHED[RECIPES[name]][0]))
     inputs = spec.contract(capacity=recipe.capacity, dtype="bfloat16", cache="paged").inputs
@@ -1073,3 +1074,6 @@ def test_an_included_recipe_says_what_a_token_and_a_recurrent_state_of_its_model
     assert f": {nbytes('past_key.', 'past_value.') / BLOCK_SIZE / 1024:.0f} KiB a token" in text
     assert (f"a recurrent state of {nbytes('past_state.') / 2**20:.0f} MiB" in text) is (spec.recurrent is not None)
     assert f"at most {spec.max_length} (max_position_embeddings)" in text
+    (tmp_path / "config.json").write_text(PUBLISHED[RECIPES[name]][0])
+    (tmp_path / "model.safetensors.index.json").write_text('{"metadata": {"total_size": 1}}')
+    assert plan(str(tmp_path), 10**9).token == nbytes("past_key.", "past_value.") // BLOCK_SIZE
