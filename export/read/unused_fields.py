@@ -10,7 +10,9 @@ UNUSED_FIELDS = {
         *("_name_or_path", "_model_name_or_path"),
     ),
     "the stored tensors have it": ("dtype", "torch_dtype"),
-    "training only": ("initializer_range", "attention_dropout", "neftune_noise_alpha"),
+    "training only": (
+        *("initializer_range", "attention_dropout", "neftune_noise_alpha", "use_reentrant_checkpointing"),
+    ),
     "decided by the runtime": ("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id"),
     "read from the tokenizer's own files": ("tokenizer_class", "sep_token_id", "decoder_start_token_id", "prefix"),
     "return values of Python calls": (
@@ -53,6 +55,8 @@ NO_EFFECT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "tf_legacy_loss": (False,),
     "use_mrope": (False,),  # Qwen2.5's bases: one position per token
     "rope_interleaved": (False,),
+    "qk_layer_norms": (False,),  # of Idefics 3 and SmolVLM, as the next one
+    "use_resampler": (False,),
     "is_llama_config": (True, False),  # written by nanotron, which also has its own model format
 }
 

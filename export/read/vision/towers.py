@@ -71,7 +71,7 @@ def _qwen(
     fields.only("in_channels", 3)
     fields.require("out_hidden_size", fields.integer("out_hidden_size") == hidden, f"that of the text part, {hidden}")
     patch, merge, frames = (fields.integer(f"{name}_size") for name in ("patch", "spatial_merge", "temporal_patch"))
-    processor = image_processor(checkpoint.folder, "Qwen2VL")
+    processor = image_processor(checkpoint.folder, "Qwen2VL", "Qwen2_5_VL")
     require_same(processor, {"patch_size": patch, "merge_size": merge, "temporal_patch_size": frames})
     least, most = edge(processor, "shortest_edge", "min_pixels"), edge(processor, "longest_edge", "max_pixels")
     token = _token(checkpoint.config, "image_token_id")
@@ -182,7 +182,8 @@ def _lfm2_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     processor.require("min_tiles", least > 1, "at least 2")
     around = Fields(json_of(checkpoint.folder / "processor_config.json") or {}, "processor_config.json")
     around.only("use_image_special_tokens", True)
-    token, names = _token(checkpoint.config, "image_token_id"), ("image_start", "image_end", "img_thumbnail")
+    token = _token(checkpoint.config, "image_token_id", "image_token_index")
+    names = "image_start", "image_end", "img_thumbnail"
     begin, end, all_of_it = (f"<|{name}|>" for name in names)
     image, *_ = _special(checkpoint, token, begin, end, all_of_it)
     before_all = all_of_it if processor.flag("use_thumbnail", True) else None
