@@ -40,7 +40,7 @@ NESTED: list[tuple[str, dict[str, Any]]] = [
     (
         "/v1/responses",
         {
-            "input": [{**USER, "phase": None, "extra": None}],
+            "input": [{**USER, "type": None, "phase": None, "extra": None}],
             "text": {"format": None, "verbosity": None},
             "reasoning": {"effort": None, "summary": None, "generate_summary": None},
             "tools": [{"type": "function", **TOOL, "defer_loading": None}],

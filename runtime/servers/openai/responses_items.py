@@ -46,8 +46,9 @@ def as_messages(items: Any, instructions: str | None = None) -> list[dict[str, A
 
 def _message(place: str, item: Mapping[str, Any]) -> dict[str, Any]:
     """Return an item as a message of its own."""
-    kind = item.get("type", "message")
-    if kind not in _FIELDS:
+    kind = item.get("type")
+    kind = "message" if kind is None else kind
+    if kind not in tuple(_FIELDS):  # it may be unhashable
         raise BadRequest(f"{place}.type: must be one of {', '.join(_FIELDS)}, received {quoted(kind)}; leave it out")
     for name, value in item.items():
         if name not in ("type", *_FIELDS[kind]) and value is not None:
@@ -94,7 +95,7 @@ def _url(place: str, part: Mapping[str, Any]) -> str:
 
 
 def _is_image(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") in _IMAGE_FIELDS
+    return isinstance(part, Mapping) and part.get("type") in tuple(_IMAGE_FIELDS)  # a type may be unhashable
 
 
 def _reasoning(place: str, item: Mapping[str, Any]) -> str:
