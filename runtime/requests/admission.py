@@ -29,7 +29,7 @@ from tandemrt.runtime.grammars.time_limit import GrammarTimeLimit
 from tandemrt.runtime.requests.image_memory import ImageMemory
 from tandemrt.runtime.requests.images import ImageReader
 from tandemrt.runtime.requests.penalties import Penalties
-from tandemrt.runtime.requests.prompt import Prompt, PromptReader, prompt_processes
+from tandemrt.runtime.requests.prompt import Prompt, PromptReader, image_processes, prompt_processes
 from tandemrt.runtime.requests.prompt_logprobs import PromptLogprobsCollector, scoring_request
 from tandemrt.runtime.requests.request import OutputListener, Request
 from tandemrt.runtime.requests.request_size import RequestSize
@@ -69,6 +69,8 @@ class Admission:
         self._processes = prompt_processes(tokenizer)
         self._tower = tower
         vision = bundle.manifest.vision
+        # Of their own: they need no tokenizer, which takes long to open, and one client may send many images.
+        self._image_processes = None if vision is None else image_processes()
         self._prompts = PromptReader(
             tokenizer,
             valid_tokens=bundle.valid_tokens,
@@ -77,6 +79,7 @@ class Admission:
             processes=self._processes,
             timeout_s=options.prompt_timeout_s,
             images=None if vision is None else ImageReader(vision, options, tokenizer.backend),
+            image_processes=self._image_processes,
         )
         self._image_memory = None if vision is None else ImageMemory.of(bundle, options.max_image_memory)
         self._options = options
@@ -201,6 +204,8 @@ class Admission:
         if self._tower is not None:
             self._tower.close()
         self._processes.close()
+        if self._image_processes is not None:
+            self._image_processes.close()
 
     def _grammar_library(self) -> "GrammarLibrary":
         """Return the library of grammars, opened on first use: its modules take long to import. Raises Closed."""

@@ -124,6 +124,11 @@ def require_pillow() -> None:
         raise BackendUnavailable(f"images need Pillow, which is not installed; {pip_install('images')}") from None
 
 
+def load_decoders() -> None:
+    """Import what decodes FORMATS, so that the first image of a worker process is as quick as others."""
+    from PIL import GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401
+
+
 def _opened(data: bytes, most: int) -> Any:
     from PIL import Image
 

@@ -17,10 +17,13 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.requests.image_pixels import in_patches, parts, patches_in_worker, require_pillow
+from tandemrt.runtime.requests.recent import Recent
 
+Cut = tuple[tuple[int, int], npt.NDArray[np.uint8]]  # rows and columns of patches, and these
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
 PART_TYPES = ("image_url", "image", "file")
 _DETAILS = (None, "auto", "high", "original", "low")
+_KEPT_BYTES = 128 << 20  # of patches, those used last: a chat sends its images again with every message
 _LOW_PIXELS = 512 * 512  # what ``detail`` low means in OpenAI's API
 IMAGE_PART = {"type": "image"}  # what a chat template gets
 
@@ -172,6 +175,7 @@ class ImageReader:
 
         self._media = MediaFetcher.of(options)
         self._tokenizer = tokenizer
+        self._known: Recent[list[Image]] = Recent(_KEPT_BYTES)
 
     def with_image_tokens(self, text: str) -> str:
         """Return the ``text`` of a chat template with an image token for each image (VisionEntry.prompt_text)."""
@@ -205,13 +209,19 @@ class ImageReader:
                 raise BadRequest(f"image: must be an array that Pillow takes, got {clipped(error)}") from None
         if isinstance(source, Pillow.Image):
             grid, images = parts(source, entry)
-            cuts = [in_patches(np.asarray(part), entry) for part in images]
-        else:
-            data, most = self._file(source), self._options.max_image_pixels
-            (grid, shapes), content = in_worker("decoding an image", patches_in_worker, data, most, entry)
-            patches = np.frombuffer(content, np.uint8).reshape(-1, 3 * entry.patch_size**2)
-            ends = accumulate(rows * columns for rows, columns in shapes)
-            cuts = list(zip(shapes, np.split(patches, list(ends)[:-1]), strict=True))
+            return self._cut(entry, grid, [in_patches(np.asarray(part), entry) for part in images])
+        data, most = self._file(source), self._options.max_image_pixels
+        key = image.low, sha256(data.encode() if isinstance(data, str) else data).digest()
+        if (known := self._known.get(key)) is not None:
+            return known
+        (grid, shapes), content = in_worker("decoding an image", patches_in_worker, data, most, entry)
+        patches = np.frombuffer(content, np.uint8).reshape(-1, 3 * entry.patch_size**2)
+        ends = accumulate(rows * columns for rows, columns in shapes)
+        cuts = list(zip(shapes, np.split(patches, list(ends)[:-1]), strict=True))
+        return self._known.put(key, self._cut(entry, grid, cuts), patches.nbytes)
+
+    def _cut(self, entry: VisionEntry, grid: tuple[int, int], cuts: Sequence[Cut]) -> list[Image]:
+        """Return images of ``cuts``, each with the text before it; ``grid``: rows and columns of tiles."""
         texts = [""] if entry.tiles is None else entry.tiles.texts(*grid)
         return [
             Image(part, rows, columns, entry, self._tokenizer.encode(text, add_special_tokens=False).ids)

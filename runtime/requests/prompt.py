@@ -1,5 +1,6 @@
 """Prompts: turn a text, token ids or chat messages into token ids, within size and time limits."""
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from tandemrt.engines.text.control_tokens import MARKS, texts
 from tandemrt.engines.text.tokenizer import Tokenizer, reopened
 from tandemrt.engines.validation.errors import BadRequest, ContextLengthExceeded, clipped, quoted
 from tandemrt.engines.validation.sizes import exceeds
+from tandemrt.runtime.requests.image_pixels import load_decoders
 from tandemrt.runtime.requests.images import IMAGE_PART, Image, ImageReader, PromptImages, expanded
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
@@ -21,6 +23,7 @@ from tandemrt.runtime.workers.sandbox.pool import wait_for
 Message = Mapping[str, Any]
 CHAT_FACTOR = 4  # messages may be this much larger than a text, since templates drop parts such as old reasoning
 QUICK_BYTES = 256 << 10  # longer texts, and all of a tokenizer that is not quick, are tokenized in a worker process
+_IMAGES_IDLE_S = 600.0
 _END_MARK = MARKS[-2] * 2  # marks the end of the last message for continue_final_message
 
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
@@ -57,6 +60,15 @@ def prompt_processes(tokenizer: Tokenizer, **options: Any) -> ProcessLanes:
     return ProcessLanes(opening=opened, **options)
 
 
+def image_processes() -> ProcessLanes:
+    """Return the worker processes that decode images: half of the cores, because rounds and clients need some, too.
+
+    They open no tokenizer, which takes longer than to decode an image, and wait long for the next one.
+    """
+    processes = min(8, max(2, (os.cpu_count() or 1) // 2))
+    return ProcessLanes(processes=processes, opening=(load_decoders, ()), idle_s=_IMAGES_IDLE_S)
+
+
 class PromptReader:
     """Turns prompts into token ids. Chat messages go through the tokenizer's chat template first.
 
@@ -65,10 +77,11 @@ class PromptReader:
         limit: largest number of tokens of a prompt.
         max_bytes: largest number of bytes of a text. The values of a chat may have ``CHAT_FACTOR`` times as many
             characters together. Both are checked before any other work.
-        processes: ``prompt_processes``, which render slow templates, tokenize long texts and decode images.
+        processes: ``prompt_processes``, which render slow templates and tokenize long texts.
         timeout_s: time limit of each such task, of its wait for a process, and of reading all images of a prompt: after
             it no further one is begun.
         images: reads the images in messages; None: the model supports text only.
+        image_processes: decode images.
     """
 
     def __init__(
@@ -81,6 +94,7 @@ class PromptReader:
         processes: ProcessLanes,
         timeout_s: float,
         images: ImageReader | None = None,
+        image_processes: ProcessLanes | None = None,
     ) -> None:
         self._tokenizer = tokenizer
         self._valid_tokens = valid_tokens
@@ -89,6 +103,7 @@ class PromptReader:
         self._processes = processes
         self._timeout_s = timeout_s
         self._images = images
+        self._image_processes = image_processes or processes
 
     def read(
         self, prompt: Prompt, deadline: float | None = None, client: Client = UNNAMED, *, last: int | None = None
@@ -160,7 +175,7 @@ class PromptReader:
                     f"messages: reading images may take {self._timeout_s:g} s together (prompt_timeout_s), after which "
                     f"{len(images)} of {len(sources)} were read; send fewer or smaller ones"
                 )
-            images.append(self._images.read(source, in_worker))
+            images.append(self._images.read(source, partial(in_worker, processes=self._image_processes)))
             tokens += sum(len(part.before) + len(part.prompt_tokens) for part in images[-1]) - 1
             if tokens > self._limit:  # before the next image needs memory
                 raise self._too_long(tokens)
@@ -236,11 +251,11 @@ class PromptReader:
         ids: list[int] = in_worker("tokenizing the text", _tokens_in_worker, *arguments)
         return ids
 
-    def _in_worker(self, client: Client, deadline: float | None, what: str, *work: Any) -> Any:
-        what, limit_s = f"prompt: {what}", self._timeout_s
-        return wait_for(
-            self._processes.submit(client, what, limit_s, *work, deadline=deadline, wait_s=limit_s), what, deadline
-        )
+    def _in_worker(
+        self, client: Client, deadline: float | None, what: str, *work: Any, processes: ProcessLanes | None = None
+    ) -> Any:
+        what, limit_s, lanes = f"prompt: {what}", self._timeout_s, processes or self._processes
+        return wait_for(lanes.submit(client, what, limit_s, *work, deadline=deadline, wait_s=limit_s), what, deadline)
 
     def _too_long(self, tokens: int, problem: str = "") -> ContextLengthExceeded:
         """Return the error for a prompt of so many tokens. Without ``problem`` their number is the problem."""

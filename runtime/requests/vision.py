@@ -1,6 +1,5 @@
 """Run the vision tower over images, each image once."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -18,6 +17,7 @@ from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.requests.images import Image, PromptImages
+from tandemrt.runtime.requests.recent import Recent
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.fair import FairExecutor
 
@@ -38,7 +38,7 @@ class TowerRunner:
         self._streams = streams
         self._dtype = dtype
         self._width = int(engine.contract["image_states"].shape[-1])
-        self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
+        self._known: Recent[torch.Tensor] = Recent(_KEPT_BYTES)
         self._staging = device_of(engine.device).host_zeros(_STAGED_ROWS, self._width, dtype=dtype)
         # One thread, because the engine uses all cores, and always the same: onnxruntime prepares a GPU for each.
         self._thread = FairExecutor(1, "tandemrt-vision", most_blocked=0)
@@ -99,13 +99,10 @@ class TowerRunner:
         images.states = [self._states_of(image) for image in images.images]
 
     def _states_of(self, image: Image) -> torch.Tensor:
-        if image.digest not in self._kept:
-            self._kept[image.digest] = self._computed(image)
-        self._kept.move_to_end(image.digest)
-        states = self._kept[image.digest]
-        while len(self._kept) > 1 and sum(kept.nbytes for kept in self._kept.values()) > _KEPT_BYTES:
-            self._kept.popitem(last=False)
-        return states
+        if (known := self._known.get(image.digest)) is not None:
+            return known
+        states = self._computed(image)
+        return self._known.put(image.digest, states, states.nbytes)
 
     def _computed(self, image: Image) -> torch.Tensor:
         """Return the states in host memory, not pinned: freeing that would ask the loop's stream, which may capture.

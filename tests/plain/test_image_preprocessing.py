@@ -1,8 +1,10 @@
 """Images become the numbers that transformers' image processor makes of them."""
 
 import random
+from collections.abc import Callable
 from functools import cache
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -159,6 +161,21 @@ def read(data: bytes, entry: VisionEntry) -> list[Image]:
 
 def pixels_of(data: bytes, entry: VisionEntry) -> np.ndarray:
     return np.concatenate([tower_inputs(image)["pixels"] for image in read(data, entry)])
+
+
+def test_a_file_is_decoded_once_for_each_detail() -> None:
+    reads, decoded = reader(ENTRY), []
+
+    def in_worker(what: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        decoded.append(what)
+        return function(*arguments)
+
+    files = [image_file(3), image_file(5)]
+    images = [reads.read(ImageSource(data, low=low), in_worker) for data in files for low in (False, True, False)]
+    assert len(decoded) == 4
+    assert images[0] is images[2]
+    assert [image.digest for image in images[0]] == [image.digest for image in read(files[0], ENTRY)]
+    assert images[0][0].digest != images[3][0].digest
 
 
 def as_transformers_reads(data: bytes) -> Pillow.Image:

@@ -20,7 +20,6 @@ from tandemrt.runtime.grammars.library import GrammarLibrary
 from tandemrt.runtime.grammars.sources import load_modules
 from tandemrt.runtime.workers.clients import UNNAMED, Client
 from tandemrt.runtime.workers.sandbox import lanes as lanes_module
-from tandemrt.runtime.workers.sandbox import pool as pools
 from tandemrt.runtime.workers.sandbox.lanes import QUICK_S, ProcessLanes
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool, TooSlow, wait_for
 from tests.plain.constraints import STOP, VOCABULARY
@@ -31,7 +30,7 @@ LONG = StructuredOutputs(json={"enum": [f"{number:0100}" for number in range(200
 
 @pytest.fixture
 def lanes() -> Iterator[ProcessLanes]:
-    with closing(ProcessLanes(processes=2)) as lanes:
+    with closing(ProcessLanes(processes=2, idle_s=3 * PATIENCE_S)) as lanes:
         yield lanes
 
 
@@ -191,10 +190,9 @@ def test_closing_fails_the_tasks_of_both_lanes(lanes: ProcessLanes, monkeypatch:
     ids=["quick", "error", "slow", "too slow", "cancelled"],
 )
 def test_an_ended_task_keeps_no_argument_alive(
-    lanes: ProcessLanes, monkeypatch: pytest.MonkeyPatch, work: Callable[[], Any], failure: type[BaseException] | None
+    lanes: ProcessLanes, work: Callable[[], Any], failure: type[BaseException] | None
 ) -> None:
     """Not even while the caller keeps the future, and the thread that ran it is idle."""
-    monkeypatch.setattr(pools, "_IDLE_S", 3 * PATIENCE_S)
     argument = partial(work)
     watched = weakref.ref(argument)
     gc.disable()

@@ -25,7 +25,6 @@ from tandemrt.engines.validation.errors import (
     QueueFull,
 )
 from tandemrt.runtime.workers.clients import UNNAMED
-from tandemrt.runtime.workers.sandbox import pool as pools
 from tandemrt.runtime.workers.sandbox import process as processes
 from tandemrt.runtime.workers.sandbox.frames import WithBytes
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool
@@ -258,9 +257,8 @@ def test_closing_kills_running_calls_and_rejects_new_ones(pool) -> None:
     assert eventually(lambda: has_ended(pid))
 
 
-def test_an_idle_process_is_ended_to_free_its_memory(pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pools, "_IDLE_S", 0.05)
-    one = pool()
+def test_an_idle_process_is_ended_to_free_its_memory(pool) -> None:
+    one = pool(idle_s=0.05)
     threads = set(threading.enumerate())
     pid = submit(one, os.getpid).result(PATIENCE_S)
     assert eventually(lambda: has_ended(pid) and set(threading.enumerate()) <= threads)

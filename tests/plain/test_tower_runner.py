@@ -15,6 +15,7 @@ from tandemrt.plugins.tensors.dtypes import host_floats
 from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.requests import vision
 from tandemrt.runtime.requests.images import Image, PromptImages
+from tandemrt.runtime.requests.recent import Recent
 from tandemrt.runtime.requests.vision import TowerRunner
 from tandemrt.runtime.workers.clients import UNNAMED
 from tests.waiting import PATIENCE_S
@@ -82,10 +83,8 @@ def test_an_image_is_computed_once_and_each_gets_its_own_states(tower: Tower, ru
     assert tower.seen == [7, 9, 5]
 
 
-def test_the_states_used_longest_ago_are_dropped_first(
-    tower: Tower, run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vision, "_KEPT_BYTES", 2 * 2 * WIDTH)  # of two images in bfloat16
+def test_the_states_used_longest_ago_are_dropped_first(tower: Tower, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run.runner, "_known", Recent(2 * 2 * WIDTH))  # of two images in bfloat16
     run(1, 2)
     run(1)  # 2 is the one used longest ago
     assert tower.seen == [1, 2]

@@ -38,7 +38,8 @@ class ProcessPool:
 
     Each process has a thread in this process that sends it tasks and waits for the replies. ``waiting``: the maximum
     number of queued tasks; ``memory_bytes``: limit of the address space of each process; ``opening``: a module-level
-    function and its arguments, which each process calls before its first task.
+    function and its arguments, which each process calls before its first task; ``idle_s``: after this time without a
+    task a process ends.
     """
 
     def __init__(
@@ -48,11 +49,13 @@ class ProcessPool:
         waiting: int = 256,
         memory_bytes: int = 1 << 30,
         opening: tuple[Callable[..., None], tuple[Any, ...]] | None = None,
+        idle_s: float = _IDLE_S,
     ) -> None:
         self._processes = processes
         self._most_waiting = waiting
         self._memory_bytes = memory_bytes
         self._opening = opening
+        self._idle_s = idle_s
         self._shares: WorkerShares[_Work] = WorkerShares(processes)
         self._threads: dict[threading.Thread, Process | None] = {}
         self._idle = 0
@@ -122,7 +125,7 @@ class ProcessPool:
         shutdown.join_at_exit(thread, _closer(WeakMethod(self.close)))
 
     def _run(self) -> None:
-        """The main function of a thread: run tasks in its process until none arrives for _IDLE_S."""
+        """The main function of a thread: run tasks in its process until none arrives for ``idle_s``."""
         process: Process | None = None
         while (work := self._next()) is not None:
             process = self._run_task(work, process)
@@ -135,7 +138,7 @@ class ProcessPool:
 
     def _next(self) -> "_Work | None":
         """Wait for the next task. None: the pool was closed or idle, and this thread was removed from it."""
-        end = time.monotonic() + _IDLE_S
+        end = time.monotonic() + self._idle_s
         with self._changed:
             self._idle += 1
             while (taken := self._shares.take()) is None and not self._closed and (left := end - time.monotonic()) > 0:
