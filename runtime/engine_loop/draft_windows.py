@@ -34,6 +34,7 @@ class DraftWindowPlanner:
         costs: seconds of rounds, by rows and window.
         calibrates: whether ``costs`` are measured before there are texts, else in their first rounds.
         missed_cost: of a token that the drafter has missed and processes before it drafts, in drafted tokens.
+        any_shape: whether a round may draft any number of tokens, because no graphs are captured.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class DraftWindowPlanner:
         calibrates: bool = True,
         missed_cost: float = 0.0,
         token_cost: float | None = None,
+        any_shape: bool = False,
     ) -> None:
         """
         Args:
@@ -59,6 +61,7 @@ class DraftWindowPlanner:
             calibrates: whether rounds without texts cost what others do, in proportion.
             missed_cost: see the class.
             token_cost: see RoundCosts.
+            any_shape: see the class.
 
         Raises BadRequest for a window outside 0..limit, or a table without an entry for one request.
         """
@@ -72,6 +75,7 @@ class DraftWindowPlanner:
         self.costs = RoundCosts(token_cost)
         self.calibrates = calibrates
         self.missed_cost = missed_cost
+        self.any_shape = any_shape
         self.uncaptured: set[int] = set()
         self._acceptance: WeakKeyDictionary[RunningRequest, Acceptance] = WeakKeyDictionary()  # survives preemption
         self._running: dict[int, RunningRequest] = {}  # by slot

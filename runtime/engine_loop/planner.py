@@ -142,7 +142,7 @@ class RoundPlanner:
         waits = wait is None or round_.drafts_after_commit
         copying = replace(round_, may_copy=True)
         if waits or not (self._drafter.window and round_.num_proposed):
-            wanted = max(running.request.num_draft_tokens for running in round_.rows.values())
+            wanted = _most_drafted(round_.rows.values(), draft_windows)
             copying = replace(copying, window=min(draft_windows.limit(len(round_.rows)), wanted))
         if wait is None or waits or self._lookup.promises(copying, wait):
             return copying
@@ -170,6 +170,24 @@ def _remains(request: RunningRequest, last: VerifiedRound | None) -> bool:
 def _missed(rows: Iterable[RunningRequest], drafter: Drafter) -> int:
     """Return how many tokens the drafter has not processed. A round processes the newest two of each row anyway."""
     return sum(max(0, len(running.tokens) - drafter.cached_tokens(running) - 2) for running in rows)
+
+
+def _most_drafted(rows: Iterable[RunningRequest], draft_windows: DraftWindowPlanner) -> int:
+    """Return the most tokens that any request may draft; with any shape, no more than any may still emit.
+
+    A text under the rejection rule may depend on its windows, so these do not depend on how much others may emit. A
+    request that processes a text again drafts what it knows.
+    """
+    requests = [running.request for running in rows]
+    cut = draft_windows.any_shape and not any(request.rule is Rule.REJECTION for request in requests)
+
+    def most(running: RunningRequest) -> int:
+        request = running.request
+        if not cut or request.scores_prompt or running.replay.rereading:
+            return request.num_draft_tokens
+        return max(0, min(request.num_draft_tokens, running.remaining - 1))
+
+    return max(map(most, rows))
 
 
 def _whole_spans(requests: Iterable[RunningRequest]) -> dict[int, Sequence[tuple[int, int]]]:
@@ -211,7 +229,7 @@ def plan_round(
     batch = bucket(max(rows) + 1, slots)
     rules = frozenset(request.rule for request in requested)
     # Under the rejection rule a text depends on its windows; adaptive windows depend on the clock.
-    wanted = max(request.num_draft_tokens for request in requested)
+    wanted = _most_drafted(rows.values(), draft_windows)
     missed = 0 if drafter is None or not draft_windows.missed_cost else _missed(rows.values(), drafter)
     num_proposed = draft_windows.choose(
         rows.values(), batch, wanted=wanted, fixed=Rule.REJECTION in rules, prompts=bool(ends), missed=missed

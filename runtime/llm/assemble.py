@@ -49,6 +49,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         drafts=bundle.draft.kind != "none",
         mask_drafts=options.draft_masks,
         adaptive=_adapts(bundle, options, device),
+        any_shape=device_of(device).on_host and limits.cache == "linear",
         calibrates=not _has_experts(bundle),  # all tokens of rounds without texts choose the same experts
         **_costs(bundle, device),
     )

@@ -55,6 +55,12 @@ def filled(*prompts: int, **params: Any) -> Slots:
     return slots
 
 
+def shorten(slots: Slots, remaining: Sequence[int]) -> None:
+    """Lengthen the texts of all requests until so many tokens may follow."""
+    for running, tokens in zip(slots, remaining, strict=True):
+        running.tokens += [0] * (running.remaining - tokens)
+
+
 class FakeTarget:
     """A target with a linear cache that always says "a", and notes its calls: first slot, places, tokens."""
 
@@ -166,6 +172,29 @@ def test_a_round_drafts_the_largest_window_of_its_requests_up_to_the_limit(asked
 
 
 @pytest.mark.parametrize(
+    ("remaining", "any_shape", "window"),
+    [([1], True, 0), ([1], False, WINDOW), ([1, 3], True, 2), ([3, 50], True, WINDOW), ([3, 50], False, WINDOW)],
+)
+def test_a_round_without_graphs_drafts_no_more_than_may_still_be_emitted(
+    remaining: list[int], any_shape: bool, window: int
+) -> None:
+    """A request for one token drafts nothing."""
+    slots, windows = filled(*[1] * len(remaining)), DraftWindowPlanner(WINDOW, WINDOW, any_shape=any_shape)
+    shorten(slots, remaining)
+    round_ = plan_round(slots, windows, SLOTS)
+    assert (round_.window, round_.num_proposed) == (window, window)
+    next(iter(slots)).replay.start([1, 2, 3])  # it drafts what it knows
+    assert plan_round(slots, windows, SLOTS).window == WINDOW
+
+
+def test_windows_under_the_rejection_rule_do_not_depend_on_what_others_may_emit() -> None:
+    slots = filled(1)
+    slots.join(make_queued(rule="rejection"))
+    shorten(slots, [1, 2])
+    assert plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW, any_shape=True), SLOTS).window == WINDOW
+
+
+@pytest.mark.parametrize(
     ("remaining", "undrafted", "copies", "used"),
     [
         ([1, 1], [], False, False),
@@ -180,8 +209,7 @@ def test_drafts_are_of_use_to_requests_that_may_verify_some(
     remaining: list[int], undrafted: list[int], copies: bool, used: bool
 ) -> None:
     slots = filled(*[1] * len(remaining))
-    for running, tokens in zip(slots, remaining, strict=True):
-        running.tokens += [0] * (running.remaining - tokens)
+    shorten(slots, remaining)
     round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
     assert replace(round_, undrafted=frozenset(undrafted), may_copy=copies).can_use_drafts() == used
 
