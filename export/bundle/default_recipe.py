@@ -4,9 +4,11 @@ import json
 import math
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 from tandemrt.engines.contract.calls import capacity, slack
 from tandemrt.engines.contract.contract import BLOCK_SIZE
+from tandemrt.engines.contract.draft_kinds import ModelKind
 from tandemrt.engines.contract.dtypes import BITS, BYTES, COMPUTE, computed_in
 from tandemrt.engines.options.build_options import BuildOptions, draft_option
 from tandemrt.engines.text.tokenizer import read_chat_templates, read_tokenizer
@@ -61,7 +63,7 @@ def default_recipe(folder: Path, name: str, checkpoint: str, options: BuildOptio
         f"dtype = {_text(dtype)}",
         "",
         "[draft]",
-        *_draft_lines(options.draft, window),
+        *_draft_lines(options.draft, window, rounds=machine.on_cpu and options.dtype is None),
         *_reasoning_lines(folder),
         "",
         "[limits]",
@@ -102,13 +104,15 @@ def _fitting_tokens(checkpoint: Checkpoint, spec: ModelSpec, dtype: str, machine
     return max(0, int((machine.memory * machine.limits.memory_share - weights) / token))
 
 
-def _draft_lines(draft: str | None, window: int) -> list[str]:
+def _draft_lines(draft: str | None, window: int, *, rounds: bool) -> list[str]:
+    """Return the section; ``rounds``: a draft with a dtype of its own gets the quickest, because no text shows it."""
     kind, checkpoint = draft_option(draft)
     lines = [f"kind = {_text(kind)}"]
-    if checkpoint is not None:
-        folder = Path(checkpoint)
-        lines.append(f"checkpoint = {_text(str(folder.resolve()) if folder.exists() else checkpoint)}")
-    return lines if checkpoint is not None else [*lines, f"num_draft_tokens = {window}"]
+    if checkpoint is None:
+        return [*lines, f"num_draft_tokens = {window}"]
+    folder = Path(checkpoint)
+    lines.append(f"checkpoint = {_text(str(folder.resolve()) if folder.exists() else checkpoint)}")
+    return [*lines, 'dtype = "int4"'] if rounds and kind in get_args(ModelKind) else lines
 
 
 def _reasoning_lines(folder: Path) -> list[str]:

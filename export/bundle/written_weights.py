@@ -80,9 +80,9 @@ class WeightsWriter:
     def _in_few_bits(self, model: Model) -> Model:
         """Quantize the weights to the recipe's dtype, or repack those that come quantized."""
         quantization, rounded = model.quantization, model.dtype in BITS
-        quantizes = rounded and not (quantization is not None and quantization.is_packed)  # most keep their values
+        keeps = quantization is not None and quantization.is_packed  # most values
         title = f"Quantize the weights of {model.role} to {model.dtype}"
-        with self.step(title if quantizes else f"Pack the {model.role}'s weights"):
+        with self.step(title if rounded and not keeps else f"Pack the {model.role}'s weights"):
             written = write_quantized(
                 model.source,
                 model.spec,
@@ -91,6 +91,7 @@ class WeightsWriter:
                 self.progress,
                 tiles=model.tiles,
                 interleaved=model.interleaved,
+                rounds_again=model.role == "draft",  # whose rounding no text shows
             )
         in_bits = {name.rpartition(".")[0].rpartition(".")[2] for name in written.checkpoint.tensors}
         if model.on_cpu_in_float32 and not model.interleaved and in_bits & {"int4", "int8"}:

@@ -54,17 +54,21 @@ class QuantizedCheckpoint:
 
 @dataclass(frozen=True)
 class _Matmul:
-    """The weight [rows, inner] of ``module``: its written format ``form`` and its stored ``scheme``; None: floats."""
+    """The weight [rows, inner] of ``module``: its written format ``form`` and its stored ``scheme``; None: floats.
+
+    ``keeps``: the written weight has the integers and scales of the stored one; otherwise it is rounded.
+    """
 
     module: str
     rows: int
     inner: int
     form: LowBitFormat
     scheme: Scheme | None
+    keeps: bool = False
 
     @property
     def is_packed(self) -> bool:
-        """Whether the checkpoint stores the weight in 4 or 8 bits."""
+        """Whether the checkpoint stores the weight in 4 to 8 bits."""
         return self.scheme is not None and self.scheme.packed
 
 
@@ -77,15 +81,16 @@ def write_quantized(
     *,
     tiles: str | None = None,
     interleaved: bool = False,
+    rounds_again: bool = False,
 ) -> QuantizedCheckpoint:
     """Write ``checkpoint`` to a file in ``folder`` with quantized matmul weights; other tensors are copied.
 
-    Weights stored in 4 or 8 bits keep their numbers and scales, in another order. Other weights are rounded to
+    Weights stored in 4 to 8 bits keep their numbers and scales, in another order. Other weights are rounded to
     ``bits``; None leaves them unquantized. ``tiles``: write tiles for matmuls on a GPU, with scales in this dtype
-    (LowBitFormat). ``interleaved``: write weights of 4 to 8 bits for the operator low_bit_int8_matmul. One matrix is in
-    memory at a time. An unquantized embedding table stays so, also where lm_head shares it. Raises BadCheckpoint for a
-    matmul weight that contradicts its config or is not a matrix of floats, and for a copy of a tied lm_head that
-    differs.
+    (LowBitFormat). ``interleaved``: write weights of 4 to 8 bits for the operator low_bit_int8_matmul.
+    ``rounds_again``: round weights stored in more than ``bits``, too. One matrix is in memory at a time. An unquantized
+    embedding table stays so, also where lm_head shares it. Raises BadCheckpoint for a matmul weight that contradicts
+    its config or is not a matrix of floats, and for a copy of a tied lm_head that differs.
     """
     checkpoint = with_graph_names(checkpoint, spec)
     if spec.tied:
@@ -93,7 +98,16 @@ def write_quantized(
         tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != HEAD}  # a copy
         checkpoint = replace(checkpoint, tensors=tensors)
     modules = matmul_modules(checkpoint, spec)
-    return write_rounded(checkpoint, modules, folder, bits, progress, tiles=tiles, interleaved=interleaved)
+    return write_rounded(
+        checkpoint,
+        modules,
+        folder,
+        bits,
+        progress,
+        tiles=tiles,
+        interleaved=interleaved,
+        rounds_again=rounds_again,
+    )
 
 
 def write_rounded(
@@ -105,12 +119,12 @@ def write_rounded(
     *,
     tiles: str | None = None,
     interleaved: bool = False,
+    rounds_again: bool = False,
 ) -> QuantizedCheckpoint:
     """Do what ``write_quantized`` does, with the weights of ``modules`` as those that are rounded."""
     order = place if tiles is None else place_on_gpu
-    matmuls = sorted(
-        _matmuls(checkpoint, set(modules), bits, tiles, interleaved), key=lambda matmul: order(matmul.module)
-    )
+    unsorted = _matmuls(checkpoint, set(modules), bits, tiles, interleaved, rounds_again=rounds_again)
+    matmuls = sorted(unsorted, key=lambda matmul: order(matmul.module))
     rounding = _Rounding(checkpoint)
     # A tied head that is rounded here is a copy of the embedding.
     replaced = {name for m in matmuls for name in _tensor_names(m) if m.is_packed or name != EMBEDDING}
@@ -118,7 +132,7 @@ def write_rounded(
     file = folder / FILE
     write_safetensors(file, [*_entries(matmuls, rounding), *rest], progress=progress)
     written = replace(checkpoint, tensors=read_header(file), files=(file,))
-    kept = sum(matmul.is_packed for matmul in matmuls)
+    kept = sum(matmul.keeps for matmul in matmuls)
     return QuantizedCheckpoint(written, rounding.weights.error, kept, rounding.scales.error)
 
 
@@ -174,7 +188,7 @@ class _Rounding:
                 yield part.arrays[kind].tobytes()
                 for other in part.arrays.keys() - {kind}:
                     others.setdefault(other, []).append(part.arrays[other])
-                if matmul.is_packed:
+                if matmul.keeps:
                     self.scales += part.error
                 else:
                     self.weights += part.error
@@ -186,7 +200,7 @@ class _Rounding:
 def _parts(matmul: _Matmul, tensors: Mapping[str, StoredTensor]) -> Iterator[Callable[[], _Part]]:
     """Yield functions that read and quantize a weight, or some rows of it, in any thread."""
     scheme, scales_in = matmul.scheme, numpy_dtype(matmul.form.scales)
-    if scheme is None or not matmul.is_packed:
+    if scheme is None or not matmul.keeps:
         yield partial(_rounded, matmul, tensors)
     elif matmul.form.floats:
         yield partial(_floats, matmul.module, tensors, scheme)
@@ -226,7 +240,13 @@ def _entries(matmuls: list[_Matmul], rounding: _Rounding) -> Iterator[Entry]:
 
 
 def _matmuls(
-    checkpoint: Checkpoint, rounded: Collection[str], bits: int | None, tiles: str | None, interleaved: bool
+    checkpoint: Checkpoint,
+    rounded: Collection[str],
+    bits: int | None,
+    tiles: str | None,
+    interleaved: bool,
+    *,
+    rounds_again: bool,
 ) -> Iterator[_Matmul]:
     """Yield the matmuls with weights that the written checkpoint quantizes."""
     quantization = read_quantization(checkpoint.config, checkpoint.folder)
@@ -236,7 +256,10 @@ def _matmuls(
         if scheme is not None and scheme.packed and (module in rounded or is_quantized(module, tensors, scheme)):
             shape = shape_of(module, tensors, scheme)
             form = packed_format(scheme, shape[1], on_gpu=tiles is not None)
-            yield _Matmul(module, *shape, _laid_out(form, tiles, interleaved), scheme)
+            keeps = True
+            if rounds_again and bits is not None and bits < form.bits and not form.floats:
+                form, keeps = LowBitFormat(bits, GROUP_SIZE), False
+            yield _Matmul(module, *shape, _laid_out(form, tiles, interleaved), scheme, keeps)
         elif bits is not None and module in rounded and f"{module}.weight" in tensors:
             shape = (
                 shape_of(module, tensors, scheme)

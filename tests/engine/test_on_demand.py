@@ -265,10 +265,12 @@ def test_a_smaller_checkpoint_drafts(checkpoint: Path, tmp_path: Path) -> None:
     with LLM(checkpoint, dtype="float32", max_model_len=200, draft=str(small), threads=1) as llm:
         assert llm.bundle.draft.kind == "model"
         assert llm.generate("hello", PARAMS).speculation.num_spec_steps
-    assert recipe_of(checkpoint, Machine(CPU, GB), BuildOptions(draft="pard:ACME/Head"))["draft"] == {
-        "kind": "pard",
-        "checkpoint": "ACME/Head",
-    }
+    section = {"kind": "pard", "checkpoint": "ACME/Head"}
+    choices = BuildOptions(draft="pard:ACME/Head", dtype="float32")
+    assert recipe_of(checkpoint, Machine(CPU, GB), choices)["draft"] == section
+    choices = BuildOptions(draft="pard:ACME/Head")
+    assert recipe_of(checkpoint, Machine(CUDA, GB), choices)["draft"] == section
+    assert recipe_of(checkpoint, Machine(CPU, GB), choices)["draft"] == {**section, "dtype": "int4"}
     with pytest.raises(BadRequest, match=r"draft: must be ngram, none, a checkpoint, or KIND:CHECKPOINT"):
         recipe_of(checkpoint, Machine(CPU, GB), BuildOptions(draft="tree:ACME/Head"))
 

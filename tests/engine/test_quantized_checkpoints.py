@@ -17,7 +17,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.quantize.stored_weights import read_low_bit, read_matrix
-from tandemrt.export.read.checkpoint import Checkpoint
+from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.quantization.config import METHODS, read_quantization
 from tests.engine import quantized
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits
@@ -362,6 +362,20 @@ def test_a_bundle_of_quantized_checkpoints_has_notes_and_speculates_invisibly(tm
             outputs = llm.generate(["json", "long " * 9], SamplingParams(temperature=0.8, seed=3, max_tokens=16))
             texts.append([output.token_ids for output in outputs])
     assert texts[0] == texts[1]
+
+
+def test_a_draft_stored_in_8_bits_is_rounded_to_the_4_that_its_recipe_asks_for(tmp_path):
+    case = OTHERS["gptq, 8 bits, zero points"]
+    model = tiny_checkpoint(tmp_path / "model", layers=1, seed=1)
+    quantized.rewrite(model, case.config, case.store)
+    recipe = write_recipe(tmp_path / "r.toml", target=model, draft=model, dtype="int4")
+    notes = build(Recipe.load(recipe), tmp_path / "out").notes
+    assert [note.startswith(("target: 7 quantized", "target: int4 changed", "draft: int4")) for note in notes] == [
+        True
+    ] * 3
+    stored = {role: read_header(tmp_path / "out" / role / "model.safetensors") for role in ("target", "draft")}
+    types = {role: {name.split(".")[-2] for name in names if "q_proj" in name} for role, names in stored.items()}
+    assert types == {"target": {"int8"}, "draft": {"int4"}}
 
 
 def test_an_ignored_module_stays_unquantized(tmp_path):
