@@ -6,7 +6,7 @@ from weakref import WeakKeyDictionary
 from tandemrt.engines.options.options import draft_tokens_problem
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.engine_loop.costs import RoundCosts
-from tandemrt.runtime.engine_loop.loss_budget import SHARE, SHARE_WITH_MISSED, LossBudget
+from tandemrt.runtime.engine_loop.loss_budget import LossBudget
 from tandemrt.runtime.requests.acceptance import Acceptance, best_window
 from tandemrt.runtime.requests.running import RunningRequest
 
@@ -14,6 +14,7 @@ _ROUNDS_PER_CAPTURE = 256  # of a busy engine, between two windows whose CUDA gr
 _FEW_MISSED = 8  # tokens with which the drafter catches up for a round that is only timed
 _HORIZON = 16  # rounds that must pay for what the drafter catches up with
 _ROUNDS_PER_TRIAL = 4  # without drafts, before a token is drafted to see whether the text has become easier
+_FIRST_TRIALS = 8  # tokens that a text tries at its start, where nothing is missed, whatever their acceptance
 _REQUESTS_PER_ROUND = 8  # estimates that a round compares on average: those of many requests take the host long
 
 
@@ -82,7 +83,7 @@ class DraftWindowPlanner:
         self._ended = Acceptance()
         self._drafts = drafts
         self.adaptive = adaptive and drafts
-        self._budget = LossBudget(SHARE_WITH_MISSED if missed_cost else SHARE)
+        self._budget = LossBudget(misses=missed_cost > 0)
         self._uncaptured_rounds: dict[int, int] = {}  # by rows
         self._chosen: dict[int, tuple[int, int]] = {}  # by rows: the last choice, and for how many rounds it holds
 
@@ -147,8 +148,9 @@ class DraftWindowPlanner:
             return 0
         catch_up = self._catch_up(batch, missed)
         if self.missed_cost:  # what a drafter missed in a long text may cost more than all drafts may lose
-            cost, plain = self.costs.estimate, self.costs.estimate(batch, 0)
-            steps = [step for step in steps if not step or self._budget.affords((cost(batch, step) + catch_up) / plain)]
+            plain = self.costs.estimate(batch, 0)
+            costs = {step: (self.costs.estimate(batch, step) + catch_up) / plain for step in steps}
+            steps = [step for step in steps if not step or self._budget.affords(costs[step], step)]
         due = None if prompts or missed > _FEW_MISSED else self.costs.due(batch, steps)
         if due is not None:
             return due
@@ -157,8 +159,10 @@ class DraftWindowPlanner:
             costs = {step: self.costs.estimate(batch, step) + (step > 0) * catch_up / _HORIZON for step in steps}
             chosen = best_window([self._acceptance[running] for running in requests], costs)
             rounds = len(requests) // _REQUESTS_PER_ROUND
-        if not chosen and 1 in steps and self.missed_cost and missed >= _ROUNDS_PER_TRIAL * len(requests):
-            return 1
+        if not chosen and 1 in steps and self.missed_cost:
+            begins = not missed and all(self._acceptance[running].tried < _FIRST_TRIALS for running in requests)
+            if begins or missed >= _ROUNDS_PER_TRIAL * len(requests):
+                return 1
         self._chosen[batch] = chosen, max(0, rounds - 1)
         return steps[-1] if prompts and chosen else chosen
 

@@ -1,9 +1,10 @@
 """A limit on the time that adaptive drafts may lose to autoregressive decoding, whatever estimates promise."""
 
-SHARE = 0.006  # of a round without drafts: what each round may lose in the long run
-SHARE_WITH_MISSED = 0.004  # where estimates are coarser, because drafters catch up with tokens that they missed
+_SHARE = 0.006  # of a round without drafts: what each round may lose in the long run
 _DECAY = 0.95  # of recent rounds, per round
 _AT_FIRST, _MOST = 3.0, 12.0  # rounds that may be lost at first, and after drafts that earned more than they cost
+# The same where drafters catch up with tokens that they missed: estimates are coarser, and trials cost more.
+_SHARE_WITH_MISSED, _MOST_WITH_MISSED = 0.004, 5.0
 
 
 class LossBudget:
@@ -13,8 +14,9 @@ class LossBudget:
     accepted token. Where they do not earn what they cost, they end until the shares have paid for the next trial.
     """
 
-    def __init__(self, share: float = SHARE) -> None:
-        self._share = share
+    def __init__(self, *, misses: bool) -> None:
+        """``misses``: whether the drafter must catch up with tokens of rounds that do not draft."""
+        self._share, self._most = (_SHARE_WITH_MISSED, _MOST_WITH_MISSED) if misses else (_SHARE, _MOST)
         self._left = _AT_FIRST
         self._tokens = self._rounds = 1.0
 
@@ -23,9 +25,12 @@ class LossBudget:
         """Whether the next round must not draft."""
         return self._left < 0
 
-    def affords(self, cost: float) -> bool:
-        """Whether a round of this ``cost`` in rounds without drafts may lose all that its drafts add to it."""
-        return cost - 1 <= self._left
+    def affords(self, cost: float, window: int) -> bool:
+        """Whether a round of this ``cost`` in rounds without drafts may lose all that its ``window`` adds to it.
+
+        Windows of several tokens must leave half for further trials.
+        """
+        return cost - 1 <= (self._left if window == 1 else self._left / 2)
 
     @property
     def speed(self) -> float:
@@ -34,6 +39,6 @@ class LossBudget:
 
     def observe(self, cost: float, accepted: float) -> None:
         """Count a round by its ``cost`` in rounds without drafts, and its ``accepted`` tokens for each request."""
-        self._left = min(_MOST, self._left + self._share + accepted + 1 - cost)
+        self._left = min(self._most, self._left + self._share + accepted + 1 - cost)
         self._tokens = _DECAY * self._tokens + accepted + 1
         self._rounds = _DECAY * self._rounds + cost

@@ -82,6 +82,11 @@ class Acceptance:
         self._expected = [1.0]
 
     @property
+    def tried(self) -> float:
+        """Recent drafted tokens that were verified, and one of the prior."""
+        return self._all.tried
+
+    @property
     def rate(self) -> float:
         """The acceptance probability of a drafted token if those before it are accepted; between 0 and 1."""
         return self._all.rate(PRIOR, PRIOR_WEIGHT)

@@ -348,6 +348,16 @@ def test_useless_drafts_lose_little_however_much_their_drafter_has_missed() -> N
     assert planned(windows, running, [False] * 400)[1] < 5
 
 
+@pytest.mark.parametrize("rejected", [1, 2, 3])
+def test_a_first_text_whose_first_tokens_are_rejected_gets_drafts_all_the_same(rejected: int) -> None:
+    """A small model seldom guesses the first word of an answer, and often those after it."""
+    windows = DraftWindowPlanner(4, 4, adaptive=True, missed_cost=0.2, token_cost=0.53)
+    windows.join(running := make_running([1]))
+    chosen, lost = planned(windows, running, [False] * rejected + [True] * 25)
+    assert chosen[-1] == 4
+    assert lost < -20
+
+
 def test_a_text_that_begins_hard_is_soon_tried_again_on_a_host() -> None:
     """If earlier texts have earned more than drafts may lose at first."""
     windows = DraftWindowPlanner(4, 4, adaptive=True, missed_cost=0.1, token_cost=0.5)
