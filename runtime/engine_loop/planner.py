@@ -144,6 +144,8 @@ class RoundPlanner:
         if waits or not (self._drafter.window and round_.num_proposed):
             wanted = _most_drafted(round_.rows.values(), draft_windows)
             copying = replace(copying, window=min(draft_windows.limit(len(round_.rows)), wanted))
+        if not copying.window:
+            return round_
         if wait is None or waits or self._lookup.promises(copying, wait):
             return copying
         return round_ if self._drafter.window else replace(round_, window=0, num_proposed=0)

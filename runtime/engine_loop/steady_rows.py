@@ -119,6 +119,8 @@ class SteadyRows:
 
     def _all_ordinary(self, slots: Ints, tokens: Ints, counts: Ints) -> npt.NDArray[np.bool_]:
         """Return for each slot whether the first ``counts`` of its ``tokens`` [slots, n] are ordinary."""
+        if not tokens.size:
+            return np.ones(len(slots), np.bool_)
         of_slots = [self._ordinary[slot] for slot in slots.tolist()]
         first = of_slots[0]
         assert first is not None

@@ -112,7 +112,8 @@ class VerifyInputWriter:
         rows = round_.window + 1
         accepted = self._steady.accepted(slots, counts)
         plain = slots[accepted < 0]
-        for slot in np.intersect1d(plain, self._masks.others_than(self._steady.row_ids(round_.batch), rows)).tolist():
+        others = self._masks.others_than(self._steady.row_ids(round_.batch), rows)
+        for slot in np.intersect1d(plain, others).tolist() if len(others) else ():
             self._masks.write_shared(slot * rows, self._steady.row(slot), rows)
         if len(plain) < len(slots):
             self._write_synthetic(rows, slots, counts, accepted, proposed)

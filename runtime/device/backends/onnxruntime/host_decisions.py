@@ -172,7 +172,7 @@ class _Sampling:
     def needs_graph(self) -> bool:
         """Whether a request is sampled by the rejection rule, or from a small vocabulary."""
         sampled = self._temperature > 0
-        return bool((sampled[self._rule != Rule.COUPLED] if self._is_wide else sampled).any())
+        return bool(sampled.any()) and not (self._is_wide and (self._rule[sampled] == Rule.COUPLED).all())
 
     def of(self, request: int) -> "RowSampling | None":
         """Return the parameters of a request; None if it is greedy."""
