@@ -150,10 +150,7 @@ def _flat(
     if fields.get("num_target_layers", target.layers) != target.layers:
         rule = f"the target's num_hidden_layers, {target.layers}"
         raise mismatch("num_target_layers", rule, fields.get("num_target_layers"))
-    nested = fields.get("dflash_config", {})
-    if not isinstance(nested, Mapping):
-        raise BadCheckpoint(f"config.json: dflash_config should be an object, it is {quoted(nested)}")
-    how = Fields({**fields.data, **nested}, "config.json")
+    how = Fields({**fields.data, **fields.section("dflash_config")}, "config.json")
     inner = {name: value for name, value in how.data.items() if name not in _OWN}
     every = how.flag("use_swa", False) and "sliding_attention" not in (inner.get("layer_types") or [])
     if every:

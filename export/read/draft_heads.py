@@ -153,6 +153,8 @@ def read_layers(
     if not isinstance(config, Mapping):
         raise BadCheckpoint(f"config.json: transformer_layer_config should be an object, it is {quoted(config)}")
     kinds = config.get("layer_types") or []
+    if not isinstance(kinds, list):
+        raise BadCheckpoint(f"config.json: layer_types should be a list, it is {quoted(kinds)}")
     slides = "sliding_attention" in kinds if kinds else bool(config.get("use_sliding_window"))
     max_context = None
     if slides:

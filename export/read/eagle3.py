@@ -144,7 +144,7 @@ def _flat(fields: Fields, target: ModelSpec, ignored: Collection[str], *, parall
     families = ("deepseek_v3",) if latent else FAMILIES
     layer, max_context = read_layers(inner, [name for name in ignored if name not in own], families)
     fields.skip(*fields.data)
-    modelopt = Fields(fields.get("eagle_config", {}), "config.json, eagle_config")
+    modelopt = Fields(fields.section("eagle_config"), "config.json, eagle_config")
     for name, values in _MODELOPT.items():
         modelopt.only(name, *values)
     # ModelOpt, and SpecForge through SGLang, train on the outputs of these layers; vLLM feeds their inputs. All of them

@@ -54,6 +54,13 @@ class Fields:
             raise self._bad(name, "a number above 0, or absent")
         return self.number(name, default)
 
+    def section(self, name: str) -> Mapping[str, Any]:
+        """Return an object; without fields if it is absent."""
+        value = self.get(name, {})
+        if not isinstance(value, Mapping):
+            raise self._bad(name, "an object")
+        return value
+
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if not isinstance(value, bool):

@@ -6,7 +6,9 @@ import os
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.read.spec import ModelSpec
 from tests.makers import tiny_checkpoint, write_recipe
+from tests.plain import test_dflash2_spec, test_dflash_spec, test_dspark_spec, test_eagle3_spec
 from tests.plain.test_bundle import write_bundle
 from tests.plain.test_families import PUBLISHED
 
@@ -89,6 +92,17 @@ def test_any_value_anywhere_in_a_published_config_is_read_or_rejected() -> None:
             for value in ("x", 2**63, 10**400, [[]], {"x": 1}):
                 with suppress(TandemError):
                     ModelSpec.from_hf(changed(written, path, value))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+@pytest.mark.parametrize("head", [test_eagle3_spec, test_dflash_spec, test_dflash2_spec, test_dspark_spec])
+def test_any_value_anywhere_in_the_config_of_a_draft_head_is_read_or_rejected(head: ModuleType, flat: bool) -> None:
+    config = replace(head.HEAD, flat=flat).config()
+    head.read(config)
+    for path in places(config):
+        for value in (-1, "x", 2**63, [[]], {"x": 1}):
+            with suppress(TandemError):
+                head.read(changed(config, path, value))
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "generation_config.json"])
