@@ -91,7 +91,7 @@ class WeightsWriter:
                 self.progress,
                 tiles=model.tiles,
                 interleaved=model.interleaved,
-                rounds_again=model.role == "draft",  # whose rounding no text shows
+                rounds_again=model.role == "draft" and model.on_cpu,  # no text shows it
             )
         in_bits = {name.rpartition(".")[0].rpartition(".")[2] for name in written.checkpoint.tensors}
         if model.on_cpu_in_float32 and not model.interleaved and in_bits & {"int4", "int8"}:
