@@ -9,6 +9,7 @@ from PIL import Image
 
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
 from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.requests.images import Image as Patches
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMATS = (
@@ -22,6 +23,12 @@ FORMATS = (
 def picture(seed: int, width: int = 48, height: int = 32) -> Image.Image:
     colours = np.random.default_rng(seed).integers(0, 256, (height // 4, width // 4, 3), dtype=np.uint8)
     return Image.fromarray(colours).resize((width, height))
+
+
+def normalized(image: Patches) -> np.ndarray:
+    """The patches of an image as the tower's graph normalizes them."""
+    mean, std = (np.repeat(colour, image.entry.patch_size**2) for colour in (image.entry.mean, image.entry.std))
+    return image.patches * (1 / 255 / std).astype(np.float32) - (mean / std).astype(np.float32)
 
 
 def asked(*parts: str | Image.Image) -> list[dict[str, Any]]:

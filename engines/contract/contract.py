@@ -197,12 +197,13 @@ def vision(entry: VisionEntry, width: int) -> Contract:
     ``pixels``: the colours of each patch. ``positions``: its row and column. ``corners``: rows of a table of learned
     positions that it adds, with ``corner_weights``. ``windows`` has the patches of each window, ``window_mask`` 1 for
     those and 0 for the padding after them, and ``window_places`` the place of each patch in all windows. ``width``: see
-    ``image_width`` of ``decoder``.
+    ``image_width`` of ``decoder``. ``padding`` is -1 for patches that no patch attends to, and 0 for others.
     """
     return Contract(
         (
-            Binding("pixels", VISION_DTYPE, ("patches", 3 * entry.patch_size**2)),
+            Binding("pixels", "uint8", ("patches", 3 * entry.patch_size**2)),
             Binding("positions", "int64", ("patches", 2)),
+            *([Binding("padding", VISION_DTYPE, ("patches",))] if entry.padded else []),
             *(_corners() if entry.grid_side else ()),
             *(_windows(entry.window_patches) if entry.window_side else ()),
         ),

@@ -67,6 +67,8 @@ class VisionEntry(Record):
         position_rows: 3: a token of an image has positions in time, height and width; 0: it has one, as text has.
         both_ways: the tokens of an image attend to each other, also to later ones.
         patch_values: numbers per patch that the tower has in memory at once, about.
+        padded: patches that no patch attends to follow those of an image, so that images have few sizes (a GPU prepares
+            kernels for each).
         patch_size: pixels along a side of a patch.
         merge_size: patches along a side of the square that becomes one token.
         grid_side: learned positions along a side; those of a patch are interpolated. 0: there are none.
@@ -86,6 +88,7 @@ class VisionEntry(Record):
     position_rows: Literal[0, 3] = 0
     both_ways: bool = False
     patch_values: Size
+    padded: bool = False
     patch_size: Size
     merge_size: Size
     grid_side: Annotated[int, Field(ge=0)] = 0
@@ -115,6 +118,11 @@ class VisionEntry(Record):
         """Tokens of the largest image that a prompt of fewer than ``length`` tokens holds."""
         whole = (self.side // self.factor) ** 2 if self.resize == "square" else self.max_pixels // self.factor**2
         return min(whole, length - 2)
+
+    def padded_tokens(self, tokens: int) -> int:
+        """Return how many tokens the tower computes for ``tokens``: at most an eighth more, or 31."""
+        step = max(32, 1 << max(0, tokens.bit_length() - 4))
+        return -(-tokens // step) * step if self.padded else tokens
 
     def working_bytes(self, length: int) -> int:
         """Memory that the tower takes for such an image besides its weights, about: it computes in float32."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tandemrt.engines.bundle.manifest import EngineName
 from tandemrt.engines.contract.contract import VISION_DTYPE
-from tandemrt.engines.contract.dtypes import BITS, COMPUTE, FLOAT8
+from tandemrt.engines.contract.dtypes import BITS, COMPUTE, FLOAT8, HALF
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.recipe.recipe import Recipe
@@ -29,12 +29,12 @@ ROLE: EngineName = "vision"
 class VisionTower:
     """A tower and the checkpoint that its graph points into: the target's tensors, or their copies in the bundle.
 
-    ``attends_in``: the dtype of its attention. ``in_int8``: its matmul weights are written so, for a CPU.
+    ``multiplies_in``: see build_vision. ``in_int8``: its matmul weights are written so, for a CPU.
     """
 
     spec: VisionSpec
     checkpoint: Checkpoint
-    attends_in: str
+    multiplies_in: str
     in_int8: bool = False
 
     @classmethod
@@ -43,10 +43,12 @@ class VisionTower:
         spec, tensors = read_tower(target.source, target.spec.hidden), tower_tensors(target.source)
         if quantized := next((tensor for tensor in tensors.values() if tensor.dtype not in COMPUTE), None):
             raise BadCheckpoint(f"{quantized.file}: a tower's weights should not be quantized, {quantized.name!r} is")
-        narrow = target.compute == "bfloat16" and not target.on_cpu and not spec.entry.window_side
-        attends_in = "bfloat16" if narrow else VISION_DTYPE
+        if not target.on_cpu and spec.entry.resize != "square":
+            spec = replace(spec, entry=spec.entry.model_copy(update={"padded": True}))
+        narrow = target.compute in HALF and not target.on_cpu
+        multiplies_in = "bfloat16" if narrow else VISION_DTYPE
         checkpoint = replace(target.source, config={}, tensors=tensors, stored_names={})
-        return cls(spec, checkpoint, attends_in, target.on_cpu and target.dtype in BITS)
+        return cls(spec, checkpoint, multiplies_in, target.on_cpu and target.dtype in BITS)
 
     def placed(self, folder: Path) -> "VisionTower":
         """Return the tower with its tensors written into ``folder``; graphs only refer to files next to them."""
@@ -64,7 +66,7 @@ class VisionTower:
 
     @property
     def graph(self) -> Graph:
-        make = partial(build_vision, self.spec, self.checkpoint, self.attends_in)
+        make = partial(build_vision, self.spec, self.checkpoint, self.multiplies_in)
         return Graph(ROLE, f"{ROLE}/model.onnx", VISION_DTYPE, vision_contract(self.spec), make)
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from copy import copy
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -62,6 +63,12 @@ class Weights:
         self.folder = PurePosixPath(folder)
         self.quantization = read_quantization(checkpoint.config, checkpoint.folder)
         self._used: set[str] = set()
+
+    def in_dtype(self, dtype: str) -> "Weights":
+        """Return the same weights in another compute dtype; both record together which were used."""
+        other = copy(self)
+        other.dtype = dtype
+        return other
 
     def stored(self, name: str, shape: Sequence[int]) -> ir.Value:
         """Return the tensor as it is stored. Raises BadCheckpoint if it is missing, misshapen or quantized."""

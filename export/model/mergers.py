@@ -13,11 +13,12 @@ from tandemrt.export.read.vision.spec import VisionSpec
 
 @dataclass(frozen=True)
 class TowerParts:
-    """Appends parts of the tower ``spec`` to the graph ``b``, with weights ``w``."""
+    """Appends parts of the tower ``spec`` to the graph ``b``. ``w``: weights; ``factors``: of matmuls."""
 
     b: GraphBuilder
     w: Weights
     spec: VisionSpec
+    factors: Weights
 
     def norm(self, x: ir.Value, name: str, eps: float | None = None) -> ir.Value:
         """Return ``x`` normed as the tower's layers are; ``eps``: another one than theirs."""
@@ -30,6 +31,10 @@ class TowerParts:
     def scaled(self, x: ir.Value, weight: ir.Value) -> ir.Value:
         """Return ``x`` divided by its root mean square, times ``weight``."""
         return self.b.op("RMSNormalization", x, weight, axis=-1, epsilon=self.spec.norm_eps)
+
+    def product(self, x: ir.Value, matmul: Linear) -> ir.Value:
+        """Return ``x`` multiplied by a stored weight, in the dtype of ``factors``."""
+        return matmul(self.b, self.b.cast(x, self.factors.dtype), self.factors)
 
     def joined(self, stream: ir.Value, names: Sequence[str]) -> ir.Value:
         """Return an MLP, or one matmul, of the joined patches of each square, which may be normed before."""
@@ -44,7 +49,8 @@ class TowerParts:
         """Return the mean of each square, normed and projected (Gemma 3)."""
         b, w, (norm, projection), hidden = self.b, self.w, names, self.spec.hidden
         weight = b.op("Add", w(norm, (hidden,)), b.constant(1.0, w.dtype))
-        return b.op("MatMul", self.scaled(self._means(stream), weight), w(projection, (hidden, self.spec.out)))
+        normed = b.cast(self.scaled(self._means(stream), weight), self.factors.dtype)
+        return b.op("MatMul", normed, self.factors(projection, (hidden, self.spec.out)))
 
     def pooled(self, stream: ir.Value, names: Sequence[str]) -> ir.Value:
         """Return the mean of each square, scaled, standardized by stored values if it is, and projected (Gemma 4)."""
@@ -52,7 +58,8 @@ class TowerParts:
         pooled = b.op("Mul", self._means(stream), b.constant(hidden**0.5, w.dtype))
         if self.spec.standardized:
             pooled = b.op("Mul", b.op("Sub", pooled, w(bias, (hidden,))), w(scale, (hidden,)))
-        return Linear.stored(projection, self.spec.out)(b, self.scaled(pooled, b.constant([1.0] * hidden, w.dtype)), w)
+        normed = self.scaled(pooled, b.constant([1.0] * hidden, w.dtype))
+        return self.product(normed, Linear.stored(projection, self.spec.out))
 
     def merged_by_matmul(self, stream: ir.Value, names: Sequence[str]) -> ir.Value:
         """Return an MLP of a matmul of the normed patches of each square, value by value (Mistral)."""
@@ -60,7 +67,7 @@ class TowerParts:
         patches = self.spec.entry.merge_size**2
         squares = b.op("Reshape", self.norm(stream, norm, self.spec.merger_eps), b.constant([-1, patches, hidden]))
         joined = b.op("Reshape", b.op("Transpose", squares, perm=[0, 2, 1]), b.constant([-1, patches * hidden]))
-        return self._mlp(Linear.stored(merging, hidden)(b, joined, self.w), linears, self.spec.out)
+        return self._mlp(self.product(joined, Linear.stored(merging, hidden)), linears, self.spec.out)
 
     def _means(self, stream: ir.Value) -> ir.Value:
         shape = self.b.constant([-1, self.spec.entry.merge_size**2, self.spec.hidden])
@@ -68,8 +75,8 @@ class TowerParts:
 
     def _mlp(self, x: ir.Value, linears: Sequence[str], hidden: int) -> ir.Value:
         for up in linears[:-1]:
-            x = self.b.op("Gelu", Linear.stored(up, hidden, bias=self.spec.merger_bias)(self.b, x, self.w))
-        return Linear.stored(linears[-1], self.spec.out, bias=self.spec.merger_bias)(self.b, x, self.w)
+            x = self.b.op("Gelu", self.product(x, Linear.stored(up, hidden, bias=self.spec.merger_bias)))
+        return self.product(x, Linear.stored(linears[-1], self.spec.out, bias=self.spec.merger_bias))
 
 
 MERGERS: Mapping[str, Callable[[TowerParts, ir.Value, Sequence[str]], ir.Value]] = {

@@ -20,6 +20,7 @@ from tandemrt.export.model.mergers import MERGERS, TowerParts
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.vision.spec import VisionSpec
 
+_FAR = 30_000.0  # of scores of patches that no patch attends to
 _BOUNDS = ("input_min", "input_max", "output_min", "output_max")  # of clipped matmuls
 
 
@@ -28,16 +29,17 @@ def vision_contract(spec: VisionSpec) -> Contract:
     return contract.vision(spec.entry, spec.levels * spec.out)
 
 
-def build_vision(spec: VisionSpec, checkpoint: Checkpoint, attends_in: str = VISION_DTYPE) -> ir.Model:
+def build_vision(spec: VisionSpec, checkpoint: Checkpoint, multiplies_in: str = VISION_DTYPE) -> ir.Model:
     """Build the graph; ``checkpoint`` has only the tower's tensors, under their names in it.
 
-    ``attends_in``: dtype of queries, keys and values. For bfloat16, which has the range of float32, GPUs have a fast
-    kernel.
+    ``multiplies_in``: dtype of matmuls and attention. GPUs are fast in bfloat16, which has the range of float32; sums
+    of layers, norms and rotations stay in float32.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen.
     """
     bindings, b, kind = vision_contract(spec), GraphBuilder("vision"), spec.kind
-    parts = _Layers(b, Weights(checkpoint, b, VISION_DTYPE), spec)
+    weights = Weights(checkpoint, b, VISION_DTYPE)
+    parts = _Layers(b, weights, spec, weights.in_dtype(multiplies_in))
     inputs = {binding.name: b.input(binding) for binding in bindings.inputs}
     with b.scope("patches"):
         stream = parts.embedded(inputs["pixels"])
@@ -46,10 +48,14 @@ def build_vision(spec: VisionSpec, checkpoint: Checkpoint, attends_in: str = VIS
         if kind.first_norm:
             stream = parts.norm(stream, kind.first_norm)
         tables = None if kind.rope is None else parts.rotation(inputs["positions"])
+        marks = _padding_marks(b, spec, inputs["padding"], multiplies_in) if "padding" in inputs else None
     levels: list[ir.Value] = []
     for layer in range(spec.layers):
         with b.scope(f"blocks.{layer}"):
-            attention = _Attention(spec, attends_in, inputs if layer in spec.window_layers else None)
+            if layer in spec.window_layers:
+                attention = _Attention(spec, VISION_DTYPE, inputs)  # no kernel has a mask in bfloat16
+            else:
+                attention = _Attention(spec, multiplies_in, marks=marks)
             stream = parts.layer(stream, tables, f"{kind.layer}.{layer}", attention)
         if layer in spec.taps:
             with b.scope(f"taps.{layer}"):
@@ -60,7 +66,7 @@ def build_vision(spec: VisionSpec, checkpoint: Checkpoint, attends_in: str = VIS
             stream = parts.norm(stream, kind.last_norm)
         first = MERGERS[kind.merger](parts, stream, kind.parts)
         states = b.op("Concat", first, *levels, axis=-1) if levels else first
-    b.output(bindings.outputs[0], states)
+    b.output(bindings.outputs[0], b.cast(states, VISION_DTYPE))
     parts.w.finish()
     return b.model()
 
@@ -69,8 +75,11 @@ class _Layers(TowerParts):
     """Embeds patches and appends layers."""
 
     def embedded(self, pixels: ir.Value) -> ir.Value:
-        """The frames of a still image are equal, so their weights are added."""
+        """The frames of a still image are equal, so their weights are added. ``pixels`` are colours from 0 to 255."""
         b, w, spec, name = self.b, self.w, self.spec, self.spec.kind.patches
+        mean, std = (np.repeat(colour, spec.entry.patch_size**2) for colour in (spec.entry.mean, spec.entry.std))
+        scaled = b.op("Mul", b.cast(pixels, w.dtype), b.constant(1 / 255 / std, w.dtype))
+        pixels = b.op("Sub", scaled, b.constant(mean / std, w.dtype))
         side, frames = spec.entry.patch_size, (spec.frames,) if spec.frames else ()
         colours = 3 * side**2
         if spec.kind.colours_last:
@@ -124,15 +133,18 @@ class _Layers(TowerParts):
         if kind.rope == "parts":
             query, key = (self._parts_as_halves(rows) for rows in (query, key))
         if tables is not None:
-            query, key = (b.op("RotaryEmbedding", rows, *tables, num_heads=spec.heads) for rows in (query, key))
-        mixed = self._matmul(attention(b, query, key, value), f"{name}.{kind.out}", spec.hidden)
+            query, key = (self._rotated(rows, tables) for rows in (query, key))
+        mixed = b.cast(self._matmul(attention(b, query, key, value), f"{name}.{kind.out}", spec.hidden), self.w.dtype)
         stream = b.op("Add", stream, self.norm(mixed, norms[2]) if norms[2:] else mixed)
         normed = self.norm(stream, norms[1])
         *ups, down = (f"{name}.{part}" for part in kind.mlp)
         wide = [self._matmul(normed, up, spec.intermediate) for up in ups]
         activated = activate(b, wide[0] if len(wide) > 1 else None, wide[-1], spec.activation)
-        lowered = self._matmul(activated, down, spec.hidden)
+        lowered = b.cast(self._matmul(activated, down, spec.hidden), self.w.dtype)
         return b.op("Add", stream, self.norm(lowered, norms[3]) if norms[3:] else lowered)
+
+    def _rotated(self, rows: ir.Value, tables: tuple[ir.Value, ir.Value]) -> ir.Value:
+        return self.b.op("RotaryEmbedding", self.b.cast(rows, self.w.dtype), *tables, num_heads=self.spec.heads)
 
     def _projections(self, x: ir.Value, name: str) -> tuple[ir.Value, ...]:
         """Return queries, keys and values [patches, hidden]."""
@@ -140,20 +152,22 @@ class _Layers(TowerParts):
         if self.spec.clipped:
             return tuple(self._matmul(x, part, hidden) for part in names)
         widths = (3 * hidden // len(names),) * len(names)
-        joined = Linear(names, widths, bias=self.spec.kind.biases)(self.b, x, self.w)
+        joined = self.product(x, Linear(names, widths, bias=self.spec.kind.biases))
         return self.b.ops("Split", joined, self.b.constant([hidden] * 3), outputs=3, axis=-1)
 
     def _matmul(self, x: ir.Value, name: str, width: int) -> ir.Value:
+        """Return the product in the dtype of ``factors``; onnxruntime clips no bfloat16 on a GPU."""
         b, matmul = self.b, Linear.stored(name, width, bias=self.spec.kind.biases)
         if not self.spec.clipped:
-            return matmul(b, x, self.w)
+            return self.product(x, matmul)
         bounds = [self.w(f"{name.removesuffix('.linear')}.{bound}", ()) for bound in _BOUNDS]
-        return b.op("Clip", matmul(b, b.op("Clip", x, *bounds[:2]), self.w), *bounds[2:])
+        product = self.product(b.op("Clip", b.cast(x, self.w.dtype), *bounds[:2]), matmul)
+        return b.cast(b.op("Clip", b.cast(product, self.w.dtype), *bounds[2:]), self.factors.dtype)
 
     def _normed_heads(self, rows: ir.Value, norm: str | None) -> ir.Value:
         """Return ``rows`` [1, patches, hidden] normed by heads."""
         b, spec, size = self.b, self.spec, self.spec.hidden // self.spec.heads
-        heads = b.op("Reshape", rows, b.constant([0, 0, spec.heads, size]))
+        heads = b.op("Reshape", b.cast(rows, self.w.dtype), b.constant([0, 0, spec.heads, size]))
         weight = b.constant([1.0] * size, self.w.dtype) if norm is None else self.w(norm, (size,))
         return b.op("Reshape", self.scaled(heads, weight), b.constant([0, 0, spec.hidden]))
 
@@ -168,17 +182,37 @@ class _Layers(TowerParts):
         return b.op("Reshape", ordered, b.constant([0, 0, spec.hidden]))
 
 
+def _padding_marks(b: GraphBuilder, spec: VisionSpec, padding: ir.Value, dtype: str) -> tuple[ir.Value, ir.Value]:
+    """Return what ends the heads of queries and of keys, [1, patches, heads, 8]: kernels need multiples of 8.
+
+    The products are 0 for patches of the image, and far below any score for padding: kernels without a mask attend to
+    none of it.
+    """
+    rows = b.op("Unsqueeze", b.cast(padding, dtype), b.constant([0, 2, 3]))
+    ones = np.zeros((1, 1, spec.heads, 8), np.float32)
+    ones[..., 0] = 1
+    queries = b.op("Add", b.op("Mul", rows, b.constant(0 * ones, dtype)), b.constant(ones, dtype))
+    return queries, b.op("Mul", rows, b.constant(_FAR * ones, dtype))
+
+
 @dataclass(frozen=True)
 class _Attention:
-    """Attention of each patch to all patches, or within its window if there are ``windows``, inputs of the graph."""
+    """Attention of each patch to all patches, or within its window if there are ``windows``, inputs of the graph.
+
+    ``marks``: see _padding_marks.
+    """
 
     spec: VisionSpec
     dtype: str
-    windows: Mapping[str, ir.Value] | None
+    windows: Mapping[str, ir.Value] | None = None
+    marks: tuple[ir.Value, ir.Value] | None = None
 
     def __call__(self, b: GraphBuilder, *parts: ir.Value) -> ir.Value:
         """Return [patches, hidden]; ``parts``: queries, keys and values, [1, patches, hidden]."""
         parts = tuple(b.cast(part, self.dtype) for part in parts)
+        if self.marks is not None:
+            query, key = (self._marked(b, *each) for each in zip(parts[:2], self.marks, strict=True))
+            parts = query, key, parts[2]
         if self.windows is None:
             mixed = b.op("Squeeze", self._mixed(b, parts, (1, "patches")), b.constant([0]))
         else:
@@ -188,10 +222,16 @@ class _Attention:
             in_windows = self._mixed(b, [*padded, None, self.windows["window_mask"]], dims)
             rows = b.op("Reshape", in_windows, b.constant([-1, self.spec.hidden]))
             mixed = b.op("Gather", rows, self.windows["window_places"], axis=0)
-        return b.cast(mixed, VISION_DTYPE)
+        return mixed
+
+    def _marked(self, b: GraphBuilder, rows: ir.Value, mark: ir.Value) -> ir.Value:
+        size = self.spec.hidden // self.spec.heads
+        heads = b.op("Reshape", rows, b.constant([1, -1, self.spec.heads, size]))
+        return b.op("Reshape", b.op("Concat", heads, mark, axis=3), b.constant([1, -1, self.spec.heads * (size + 8)]))
 
     def _mixed(self, b: GraphBuilder, inputs: Sequence[ir.Value | None], dims: tuple[int | str, int | str]) -> ir.Value:
         """Append attention, [*dims, hidden]: onnxruntime computes tiles, and never a row of scores for every patch."""
         outputs = [(self.dtype, (*dims, self.spec.hidden))]
-        settings = {"num_heads": self.spec.heads, **({"scale": 1.0} if self.spec.kind.unscaled else {})}
+        scale = 1.0 if self.spec.kind.unscaled else (self.spec.hidden // self.spec.heads) ** -0.5
+        settings = {"num_heads": self.spec.heads, "scale": scale}
         return b.custom("MultiHeadAttention", *inputs, domain=LIBRARY, outputs=outputs, **settings)[0]

@@ -53,7 +53,7 @@ def states_of(engine: Engine, image: Image) -> torch.Tensor:
         name: torch.from_numpy(np.ascontiguousarray(array)).to(engine.device)
         for name, array in tower_inputs(image).items()
     }
-    width = int(engine.contract["image_states"].shape[-1])
-    states = torch.full((image.tokens, width), float("nan"), device=engine.device)
+    width, rows = int(engine.contract["image_states"].shape[-1]), image.entry.padded_tokens(image.tokens)
+    states = torch.full((rows, width), float("nan"), device=engine.device)
     engine.bind({**tensors, "image_states": states}).run()
-    return states.cpu()
+    return states[: image.tokens].cpu()

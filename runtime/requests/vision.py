@@ -111,9 +111,11 @@ class TowerRunner:
         """
         device, dtype = self._engine.device, getattr(torch, self._engine.contract["image_states"].dtype)
         with self._streams.active():
-            states = torch.empty(image.tokens, self._width, dtype=dtype, device=device)
             inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
+            rows = image.entry.padded_tokens(image.tokens)
+            states = torch.empty(rows, self._width, dtype=dtype, device=device)
             self._engine.bind({**inputs, "image_states": states}).run()
+            states = states[: image.tokens]
             converted = torch.empty(*states.shape, dtype=self._dtype, device=device).copy_(states)
             parts = []
             for first in range(0, len(states), _STAGED_ROWS):
@@ -155,11 +157,14 @@ def tower_inputs(image: Image) -> dict[str, npt.NDArray[Any]]:
         others |= _corners(positions, image)
     if entry.window_side:
         others |= _windows(squares, entry)
-    mean, std = (np.repeat(np.array(colour), entry.patch_size**2) for colour in (entry.mean, entry.std))
-    pixels = image.patches.astype(np.float32)
-    pixels *= (1 / 255 / std).astype(np.float32)
-    pixels -= (mean / std).astype(np.float32)
-    return {"pixels": pixels, "positions": positions, **others}
+    inputs = {"pixels": image.patches, "positions": positions, **others}
+    if not entry.padded:
+        return inputs
+    more = (entry.padded_tokens(image.tokens) - image.tokens) * merge**2
+    padding = np.repeat(np.array([0, -1], np.float32), [len(image.patches), more])
+    of_patches = {name: array for name, array in inputs.items() if name not in ("windows", "window_mask")}
+    filled = {name: np.pad(array, [(0, more), (0, 0)][: array.ndim]) for name, array in of_patches.items()}
+    return {**inputs, **filled, "padding": padding}
 
 
 def _windows(squares: npt.NDArray[np.int64], entry: VisionEntry) -> dict[str, npt.NDArray[Any]]:

@@ -30,11 +30,10 @@ from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.image_pixels import parts as image_parts
 from tandemrt.runtime.requests.images import ImageReader, ImageSource, expanded
-from tandemrt.runtime.requests.vision import tower_inputs
 from tests.engine.test_images import GREEDY, IMAGE_TOKEN, NGRAM, bundle, require_equal_logprobs
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import IMAGE_TOKENS, LFM2_TOKENS, TILED, image_settings, tiny_vision
-from tests.pictures import asked, picture, require_same_texts_without_drafts
+from tests.pictures import asked, normalized, picture, require_same_texts_without_drafts
 from tests.plain.test_image_preprocessing import reader
 
 IMAGES = [picture(1), picture(2, 90, 20)]
@@ -80,7 +79,7 @@ def of_lfm2(images: Sequence[Image.Image], kind: str) -> dict[str, torch.Tensor]
     parts = [part for image in images for part in reader(entry).read(ImageSource(image), lambda *_: None)]
     pixels, mask = torch.zeros(len(parts), 64, 48), torch.zeros(len(parts), 64, dtype=torch.int32)
     for at, part in enumerate(parts):
-        squares = torch.tensor(tower_inputs(part)["pixels"]).view(part.rows // 2, part.columns // 2, 2, 2, 3, 4, 4)
+        squares = torch.tensor(normalized(part)).view(part.rows // 2, part.columns // 2, 2, 2, 3, 4, 4)
         patches = squares.permute(0, 2, 1, 3, 5, 6, 4).reshape(-1, 48)
         pixels[at, : len(patches)], mask[at, : len(patches)] = patches, 1
     shapes = torch.tensor([(part.rows, part.columns) for part in parts])

@@ -410,14 +410,17 @@ def test_a_head_that_reads_states_drafts_after_images(target: Path, tmp_path: Pa
         assert llm.chat(asked("see ", picture(1), "end"), plain).speculation.num_accepted_draft_tokens > 0
 
 
-@pytest.mark.parametrize(("dtype", "expected"), [("bfloat16", "BFLOAT16"), ("float16", "FLOAT")])
-def test_a_tower_attends_in_bfloat16_where_its_target_computes_in_it(
+@pytest.mark.parametrize(
+    ("dtype", "expected"), [("bfloat16", "BFLOAT16"), ("float16", "BFLOAT16"), ("float32", "FLOAT")]
+)
+def test_a_tower_multiplies_and_attends_in_bfloat16_beside_a_target_of_16_bits(
     target: Path, tmp_path: Path, dtype: str, expected: str
 ) -> None:
     recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend=PAGED, dtype=dtype, length=400))
     tower, _ = open_tower(recipe, open_models(recipe)[0])
     assert tower is not None
-    nodes = [node for node in tower.graph.make().graph if node.op_type == "MultiHeadAttention"]
+    embedding, *nodes = [node for node in tower.graph.make().graph if node.op_type in ("MultiHeadAttention", "MatMul")]
+    assert {value.dtype.name for value in embedding.inputs} == {"FLOAT"}
     assert {value.dtype.name for node in nodes for value in node.inputs if value is not None} == {expected}
 
 

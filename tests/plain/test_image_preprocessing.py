@@ -24,7 +24,7 @@ from tandemrt.engines.contract.vision import Tiles, VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.requests.images import Image, ImageReader, ImageSource
-from tandemrt.runtime.requests.vision import tower_inputs
+from tests.pictures import normalized
 
 ENTRY = VisionEntry(
     image_token=1,
@@ -160,7 +160,15 @@ def read(data: bytes, entry: VisionEntry) -> list[Image]:
 
 
 def pixels_of(data: bytes, entry: VisionEntry) -> np.ndarray:
-    return np.concatenate([tower_inputs(image)["pixels"] for image in read(data, entry)])
+    return np.concatenate([normalized(image) for image in read(data, entry)])
+
+
+def test_padded_images_have_few_sizes() -> None:
+    entry = ENTRY.model_copy(update={"padded": True})
+    sizes = {tokens: entry.padded_tokens(tokens) for tokens in range(1, 16385)}
+    assert all(tokens <= padded <= tokens + max(31, tokens // 8) for tokens, padded in sizes.items())
+    assert len(set(sizes.values())) < 70
+    assert all(ENTRY.padded_tokens(tokens) == tokens for tokens in sizes)
 
 
 def test_a_file_is_decoded_once_for_each_detail() -> None:

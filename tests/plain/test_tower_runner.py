@@ -21,7 +21,7 @@ from tandemrt.runtime.workers.clients import UNNAMED
 from tests.waiting import PATIENCE_S
 
 ENTRY: Any = SimpleNamespace(
-    merge_size=1, patch_size=1, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0), grid_side=0, window_side=0
+    merge_size=1, patch_size=1, grid_side=0, window_side=0, padded=False, padded_tokens=lambda tokens: tokens
 )
 WIDTH = 2
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ class Tower:
         def run() -> None:
             if self.error is not None:
                 raise self.error
-            colour = round(255 * float(tensors["pixels"][0, 0]))
+            colour = int(tensors["pixels"][0, 0])
             self.seen.append(colour)
             tensors["image_states"].fill_(colour)
 

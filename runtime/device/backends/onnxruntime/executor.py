@@ -72,13 +72,10 @@ class Executor:
         threads: int | None,
         shared: Callable[[], Initializers],
         ranks: Ranks | None = None,
-        *,
-        tf32: bool = False,
     ) -> "Executor":
         """Open the decoder of engine ``entry`` of ``bundle``; ``shared`` returns its shared weights.
 
-        ``ranks``: the processes that run the decoder together. ``tf32``: see cuda_provider. Raises as
-        OnnxRuntimeEngine.open does.
+        ``ranks``: the processes that run the decoder together. Raises as OnnxRuntimeEngine.open does.
         """
         decoder, contract = entry.decoder, entry.contract
         assert decoder is not None
@@ -86,9 +83,7 @@ class Executor:
         stream = device_of(device).current_stream()
         steps = [subgraph for subgraph in decoder.subgraphs if subgraph is not decoder.constants]
         wanted = [(bundle.folder / step.file, decoder.contract_of(step, contract)) for step in steps]
-        opening: list[Callable[[], Any]] = [
-            lambda: open_subgraphs(wanted, device, stream, threads, shared(), tf32=tf32)
-        ]
+        opening: list[Callable[[], Any]] = [lambda: open_subgraphs(wanted, device, stream, threads, shared())]
         if decoder.constants is not None:
             opening.append(partial(read_constants, bundle.folder / decoder.constants.file, device))
         # A GPU's weights are read while its sessions open. On a CPU that would only add their memory.

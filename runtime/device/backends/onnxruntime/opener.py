@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.manifest import EngineName
-from tandemrt.engines.contract.contract import VISION_DTYPE
 from tandemrt.engines.contract.gpus import OLDEST_WITH_KERNELS
 from tandemrt.engines.contract.operators import WEIGHTLESS_ENGINES
 from tandemrt.engines.recipe import backend_status as installed
@@ -63,8 +62,7 @@ def _open_engine(opening: Opening, weights: "SharedWeights | None", name: Engine
             from tandemrt.runtime.device.backends.onnxruntime.ranks import RankedEngine
 
             return RankedEngine.open(bundle, device, threads, shared, cuda_graphs=opening.cuda_graphs)
-        tf32 = name == "vision" and bundle.contract("target")["image_states"].dtype != VISION_DTYPE
-        return Executor.open(bundle, entry, device, threads, shared, tf32=tf32)
+        return Executor.open(bundle, entry, device, threads, shared)
     if name in WEIGHTLESS_ENGINES and _runs_kernels(bundle, device):
         from tandemrt.runtime.device.backends.onnxruntime.kernels import KernelEngine
 

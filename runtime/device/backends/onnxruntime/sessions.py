@@ -84,18 +84,15 @@ def require_provider(session: "onnxruntime.InferenceSession", provider: str) -> 
         )
 
 
-def cuda_provider(device: torch.device, stream: int, *, tf32: bool = False) -> Provider:
-    """The CUDA provider on ``device`` and ``stream`` (a cudaStream_t). Raises BackendUnavailable if there is none.
-
-    ``tf32``: whether matmuls may round float32 to TF32.
-    """
+def cuda_provider(device: torch.device, stream: int) -> Provider:
+    """The CUDA provider on ``device`` and ``stream`` (a cudaStream_t). Raises BackendUnavailable if there is none."""
     if device_of(device).on_host or "CUDAExecutionProvider" not in onnxruntime.get_available_providers():
         raise BackendUnavailable(
             f"device: onnxruntime {onnxruntime.__version__} offers {onnxruntime.get_available_providers()}, "
             f"received {str(device)!r}; use device='cpu', or pip uninstall onnxruntime, then {pip_install('cuda')}"
         )
     onnxruntime.preload_dlls()  # CUDA and cuDNN from their Python packages, where those are installed
-    options = {"device_id": str(device.index or 0), "user_compute_stream": str(stream), "use_tf32": str(int(tf32))}
+    options = {"device_id": str(device.index or 0), "user_compute_stream": str(stream), "use_tf32": "0"}
     return "CUDAExecutionProvider", options
 
 

@@ -106,8 +106,6 @@ def open_subgraphs(
     stream: int,
     threads: int | None,
     initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
-    *,
-    tf32: bool = False,
 ) -> list[OpenSubgraph]:
     """Open each path of ``wanted`` as open_subgraph does. Subgraphs that are equal_graphs share a session."""
     renamed = [renamed_graph(path, device) for path, _ in wanted]
@@ -116,7 +114,7 @@ def open_subgraphs(
     source = [at if each is None else first[each.content] for at, each in enumerate(renamed)]
 
     def load(at: int) -> OpenSubgraph:
-        return open_subgraph(*wanted[at], device, stream, threads, initializers, renamed[at], tf32=tf32)
+        return open_subgraph(*wanted[at], device, stream, threads, initializers, renamed[at])
 
     alone = sorted(set(source))
     opened = dict(zip(alone, map_in_threads(load, alone, _CONCURRENT_LOADS), strict=True))
@@ -134,18 +132,16 @@ def open_subgraph(
     threads: int | None = None,
     initializers: "Mapping[str, onnxruntime.OrtValue] | None" = None,
     renamed: RenamedGraph | None = None,
-    *,
-    tf32: bool = False,
 ) -> OpenSubgraph:
     """Open ``path`` to enqueue on ``stream`` of a CUDA ``device``, or on a CPU with at most ``threads`` threads.
 
-    ``initializers``: see open_session. ``renamed``: open this form of the graph instead. ``tf32``: see cuda_provider.
+    ``initializers``: see open_session. ``renamed``: open this form of the graph instead.
 
     Raises as open_session does, and BadBundle if the bindings of the file are not ``expected``.
     """
     provider: Provider = CPU
     if not device_of(device).on_host:
-        name, options = cuda_provider(device, stream, tf32=tf32)
+        name, options = cuda_provider(device, stream)
         provider, threads = (name, options | _CAPTURABLE), 1
     entries = {} if device_of(device).on_host else _ENTRIES
     content = renamed.content if renamed else None
