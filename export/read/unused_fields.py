@@ -20,7 +20,9 @@ UNUSED_FIELDS = {
         "torchscript",
     ),
     "classifiers only": ("id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params"),
-    "memory use of another implementation": ("chunk_size_feed_forward", "_attn_implementation_autoset"),
+    "memory use of another implementation": (
+        *("chunk_size_feed_forward", "_attn_implementation_autoset", "_flash_attn_2_enabled"),
+    ),
     "settings of a runtime in a browser": ("transformers.js_config",),
     "only read to derive layer_types": ("max_window_layers", "_sliding_window_pattern"),
     "MTP layers, which a target does not run": (

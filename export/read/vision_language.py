@@ -105,6 +105,7 @@ _FIELDS_OF_IMAGES = frozenset((
     *("min_image_tokens", "min_tiles", "tile_size", "use_image_special_tokens", "language_model_only"),
     *("audio_token_index", "image_placeholder", "understand_projector_stride", "downsample_ratio"),
     *("image_token_index", "vision_token_id", "max_num_patches", "pixel_shuffle_factor"),
+    "perceiver_config",  # of use_resampler
     *("boi_token_index", "eoi_token_index", "boi_token_id", "eoi_token_id", "image_token_id", "video_token_id"),
     *(f"{kind}_{end}_token_id" for kind in ("image", "video", "vision") for end in ("start", "end")),
 ))  # fmt: skip

@@ -91,6 +91,15 @@ _SMOLVLM = {
         "num_attention_heads": 15, "num_hidden_layers": 32, "num_key_value_heads": 5, "pad_token_id": 2,
         "pixel_shuffle_factor": 4, "qk_layer_norms": False, "rms_norm_eps": 1e-05, "rope_interleaved": False,
         "rope_theta": 100000, "torch_dtype": "bfloat16", "use_resampler": False, "vocab_size": 49280,
+        "_flash_attn_2_enabled": True, "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1,
+        "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02, "mlp_bias": False, "pretraining_tp": 1,
+        "rope_scaling": None, "tie_word_embeddings": False, "use_cache": True,
+        "perceiver_config": {
+            "hidden_act": "silu", "model_type": "vllama3", "num_key_value_heads": 1, "qk_layer_norms_perceiver": False,
+            "resampler_depth": 6, "resampler_head_dim": 96, "resampler_n_heads": 16, "resampler_n_latents": 64,
+            "transformers_version": "4.46.0",
+        },
+        "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16", "q4f16": "float16"}},
     },
     "vision_config": {
         "hidden_size": 768, "image_size": 512, "max_image_size": {"longest_edge": 512}, "model_type": "smolvlm_vision",
