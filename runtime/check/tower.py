@@ -16,7 +16,7 @@ from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.requests.images import Image
 from tandemrt.runtime.requests.vision import tower_inputs
 
-# Largest difference of a state as a share of the largest one. A GPU multiplies float32 in TF32.
+# Largest difference of a state as a share of the largest one. A GPU multiplies in bfloat16 beside a target of 16 bits.
 _TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}
 _SQUARES = ((1, 1), (2, 5), (6, 4))  # rows and columns of image tokens
 
