@@ -193,7 +193,7 @@ def _name_in_older_manifest(folder: Path) -> str | None:
     """The name of a bundle that an earlier version of this package built, so that a build can replace it."""
     try:
         data = json.loads((folder / FILE_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or data.get("manifest_version") not in range(1, VERSION):
         return None

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -20,7 +20,10 @@ from tandemrt.engines.text.tokenizer import open_tokenizer
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, BadRecipe, TandemError
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.export.read.vision.processor import json_of
+from tandemrt.export.read.vision.towers import TOWERS
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.plain import test_dflash2_spec, test_dflash_spec, test_dspark_spec, test_eagle3_spec
 from tests.plain.test_bundle import write_bundle
@@ -143,6 +146,19 @@ def test_any_value_anywhere_in_a_recipe_is_read_or_rejected(recipe: Path, tmp_pa
             except BadRecipe:
                 refused += 1
     assert refused > 100
+
+
+def test_the_layers_of_a_tower_are_counted_before_they_are_listed() -> None:
+    fields = Fields({"depth": 10**9, "fullatt_block_indexes": []}, "vision_config")
+    with pytest.raises(BadCheckpoint, match="depth should be an integer of at most 10000, it is 1000000000"):
+        TOWERS["Qwen2_5_VLForConditionalGeneration"](cast("Any", None), fields, 32)
+
+
+def test_settings_of_images_that_are_nested_too_deeply_are_rejected(tmp_path: Path) -> None:
+    file = tmp_path / "preprocessor_config.json"
+    file.write_text(NESTED)
+    with pytest.raises(BadCheckpoint, match="should be JSON"):
+        json_of(file)
 
 
 @pytest.mark.parametrize("content", [f"x = {NESTED}", "x = 1" + "0" * 5000, "x = \x00", "", "[[", b"\xff"])

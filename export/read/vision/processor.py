@@ -77,7 +77,7 @@ def json_of(file: Path) -> dict[str, Any] | None:
         settings = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise BadCheckpoint(f"{file} should be JSON: {clipped(error)}") from error
     return settings if isinstance(settings, dict) else {}
 

@@ -27,6 +27,8 @@ from tandemrt.export.read.vision_language import vision_language
 
 _ACTIVATIONS: Mapping[str, Activation] = {"gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu", "silu": "silu"}
 
+_MOST_LAYERS = 10_000
+
 
 def read_tower(checkpoint: Checkpoint, hidden: int) -> VisionSpec:
     """Read the tower of a checkpoint of TOWERS, whose decoder has ``hidden`` values per token.
@@ -51,7 +53,7 @@ def _tower(
 ) -> VisionSpec:
     """Return a tower of what all configs and image processors have, and what ``differs``; nothing else may be left."""
     layers, heads = (
-        fields.integer(old if old in fields.data else name)
+        fields.integer(old if old in fields.data else name, most=_MOST_LAYERS)
         for old, name in (("depth", "num_hidden_layers"), ("num_heads", "num_attention_heads"))
     )
     size, intermediate = fields.integer("hidden_size"), fields.integer("intermediate_size")
@@ -82,7 +84,7 @@ def _qwen(
 
 def _qwen2_5_vl(checkpoint: Checkpoint, fields: Fields, hidden: int) -> VisionSpec:
     patch, merge = fields.integer("patch_size", 14), fields.integer("spatial_merge_size", 2)
-    window, layers = fields.integer("window_size", 112), fields.integer("depth")
+    window, layers = fields.integer("window_size", 112), fields.integer("depth", most=_MOST_LAYERS)
     whole = fields.get("fullatt_block_indexes")
     fields.require("window_size", window % (patch * merge) == 0, f"a multiple of {patch * merge}")
     known = isinstance(whole, list) and all(type(layer) is int and 0 <= layer < layers for layer in whole)
