@@ -48,6 +48,7 @@ from tandemrt.runtime.requests.slots import SlotListener, Slots
 log = logging.getLogger(__name__)
 
 _WAITED_COMMITS = 3.0  # how much longer a round takes whose target waits for a commit, in commits
+_LONG_WAIT_S = 0.003  # longer than texts of 64 requests take to deliver
 _STEP = 0.05  # weight of a step in the share of commits
 
 
@@ -132,6 +133,7 @@ class EngineLoop:
 
     def _step(self) -> None:
         started, prefilled, committed = time.perf_counter(), self.metrics.prefilled, self.metrics.seconds["commit"]
+        waited = self.metrics.seconds["wait"]
         self._served = len(self.slots) > 0
         self._end_requests()
         self._last = self._preemption.reserve_memory(self._last)
@@ -153,7 +155,8 @@ class EngineLoop:
             self._stages.commit(last, self._stages.fetch(None, last))
         else:
             self._timeline.pause()
-        if last is not None and self._last is None:  # no later commit may follow
+        # No later commit may follow, or the host would only wait for the device meanwhile.
+        if last is not None and (self._last is None or self.metrics.seconds["wait"] - waited > _LONG_WAIT_S):
             self._stages.deliver()
         self._prompts_in_flight = round_.has_work and self._last is None
         self._prompt_tokens = self.metrics.prefilled - prefilled

@@ -19,6 +19,7 @@ from tandemrt.runtime.workers.threads import start
 log = logging.getLogger(__name__)
 
 _POLL_S = 0.05
+_QUIET_S = 0.25  # without requests, before work begins that a request would wait for: a part takes up to 0.6 s
 _ENDED = object()
 SWITCH_S = 0.0001
 """Switch interval of the interpreter: how long another thread may hold the GIL while the loop waits for it. The loop
@@ -202,11 +203,13 @@ def _then_set(event: threading.Event, items: Iterable[None]) -> Iterator[None]:
 def _work_comes(loop: EngineLoop, rest: Iterator[None]) -> bool:
     """Wait for work, and meanwhile run ``rest``; return False if the scheduler is closed instead.
 
-    If a part of ``rest`` fails, the others are left to the requests that need them.
+    Requests that soon follow others need not wait for a part of ``rest``. If one fails, the others are left to the
+    requests that need them.
     """
+    seconds = _QUIET_S
     try:
-        while loop.idle and not loop.scheduler.has_work and next(rest, _ENDED) is not _ENDED:
-            pass
+        while loop.idle and not loop.scheduler.has_work(within=seconds) and next(rest, _ENDED) is not _ENDED:
+            seconds = 0.0
     except RankFailed:
         raise
     except Exception:  # engines and torch share no base class

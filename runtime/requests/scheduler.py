@@ -242,11 +242,10 @@ class Scheduler:
                 self._changed.wait(_seconds_until(earliest))
             return True
 
-    @property
-    def has_work(self) -> bool:
-        """Whether ``wait_for_work`` would return at once."""
+    def has_work(self, *, within: float) -> bool:
+        """Return whether ``wait_for_work`` would return at once, as soon as it would, or after so many seconds."""
         with self._changed:
-            return self._closed or self._has_work(time.monotonic())
+            return self._changed.wait_for(lambda: self._closed or self._has_work(time.monotonic()), within)
 
     def _has_work(self, now: float) -> bool:
         if self._in_slots or self._displaced or self._preempted or self.validations.done(now):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -381,6 +382,36 @@ def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only
     done.clear()
     loop.step()
     assert (done, streams.waits) == ([], 4)
+
+
+@pytest.mark.parametrize(("waited_s", "delivered_after"), [(0.0, "score"), (0.01, "verify")])
+def test_a_host_that_would_only_wait_delivers_texts_first(
+    monkeypatch: pytest.MonkeyPatch, waited_s: float, delivered_after: str
+) -> None:
+    """Else they are delivered while the device is busy with the next round."""
+    target: Any = FakeTarget()
+    metrics, scheduler, streams = Metrics(accepted=[0] * WINDOW), Scheduler(SLOTS, 1), Streams(CPU)
+    loop = make_loop(target, FakeDrafter(), scheduler, streams, metrics, overlap=True)
+    done: list[str] = []
+    for stage in ("score", "verify"):
+        monkeypatch.setattr(loop._stages, stage, noting(done, stage, getattr(loop._stages, stage)))
+
+    def wait(event: Any) -> None:  # noqa: ARG001
+        metrics.seconds["wait"] += waited_s
+
+    monkeypatch.setattr(streams, "wait", wait)
+    scheduler.submit(make_queued(lambda _: done.append("text")), block=False)
+    for _ in range(6):  # the first token is committed alone
+        loop.step()
+    assert [before for before, event in pairwise(done) if event == "text"][-1] == delivered_after
+
+
+def noting(done: list[str], name: str, work: Any) -> Any:
+    def run(*args: Any) -> Any:
+        done.append(name)
+        return work(*args)
+
+    return run
 
 
 @pytest.mark.parametrize("runs_ahead", [True, False])

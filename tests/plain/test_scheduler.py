@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,11 +16,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tandemrt.engines.contract.calls import capacity
 from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.constraints.constraint import Constraint
+from tandemrt.runtime.engine_loop import loop_thread
 from tandemrt.runtime.requests.request import Finish, Request
 from tandemrt.runtime.requests.running import QueuedRequest, RequestConstraints, RunningRequest
 from tandemrt.runtime.requests.scheduler import Scheduler
 from tandemrt.runtime.requests.slots import Slots
 from tests.plain.requests import MANY, make_queued
+from tests.waiting import PATIENCE_S, eventually
 
 SLOTS, LIMIT = 2, 3
 
@@ -397,3 +400,17 @@ def test_the_loop_wakes_for_the_deadline_of_a_queued_request() -> None:
     scheduler.submit(make_queued(constraints=Future(), timeout_s=0.05), block=False)
     assert in_thread(scheduler.wait_for_work).result(5) is True
     assert [dropped.finish.reason for dropped in scheduler.drop_queued(time.monotonic())] == ["timeout"]
+
+
+@pytest.mark.parametrize("soon", [True, False])
+def test_a_request_that_soon_follows_waits_for_no_part_of_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch, soon: bool
+) -> None:
+    scheduler, ran = Scheduler(1, 1), list[int]()
+    loop: Any = SimpleNamespace(idle=True, scheduler=scheduler)
+    monkeypatch.setattr(loop_thread, "_QUIET_S", PATIENCE_S if soon else 0.0)
+    work = in_thread(lambda: loop_thread._work_comes(loop, (ran.append(part) for part in range(3))))
+    assert soon or eventually(lambda: ran == [0, 1, 2])
+    scheduler.submit(make_queued(), block=False)
+    assert work.result(PATIENCE_S)
+    assert len(ran) == (0 if soon else 3)
