@@ -426,7 +426,8 @@ def _by_k_quants(kind: str) -> Callable[[np.dtype[Any]], Iterator[Case]]:
             integers = rng.integers(0, 256, (width, inner * quant.bits // 8), dtype=np.uint8)
             least = 0 if quant.minima else -64
             scales = rng.integers(least, 64, (width, quant.scales_of_output(inner)), dtype=np.int8)
-            factors = rng.uniform(0.5, 1, (width, quant.factors_of_output(inner))) / (8 * inner**0.5 * 64)
+            one = 8 if quant.minima else 32  # for results of about one
+            factors = rng.uniform(0.5, 1, (width, quant.factors_of_output(inner))) / (one * inner**0.5 * 64)
             x = rng.normal(size=(*rows, inner)).astype(dtype)
             inputs = {"x": x, "weight": integers, "scales": scales, "factors": factors.astype(np.float16)}
             yield Case(inputs, {})

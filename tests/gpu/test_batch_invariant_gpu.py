@@ -45,7 +45,7 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
     compile_kernels(compute_capabilities(), folder, names=["attention"], dtypes=dtypes, head_dims=HEAD_DIMS)
     if CAPABILITY >= FLOAT8_FROM:
         compile_kernels(compute_capabilities(), folder, names=["attention_float8"], dtypes=dtypes, head_dims=IN_FLOAT8)
-    names = ["experts", "float8", "int4", "int8", "float4", "linear", "swiglu"]
+    names = ["experts", "float8", "int4", "int8", "float4", "k_quants", "linear", "swiglu"]
     compile_kernels(compute_capabilities(), folder, names=names)
     sizes = {"window+1": MOST, "query": 2048}
     return Context(torch.device("cuda", 0), folder, sizes=sizes, batch_invariant=True)
