@@ -95,15 +95,23 @@ struct ClassSums {
 };
 
 // Put the warps' rows into shared memory: sums [ALL_ROWS][D + 8], bounds [ALL_ROWS].
-template <class T, int D, int C>
+template <class T, int D, int HELPERS, int C>
 __device__ void share_all_rows(const Rows<C>& rows, float* sums, float2* bounds) {
+    constexpr int V = D / VALUE_PARTS<D>, EACH = COLUMNS<T, D>;
     auto [warp, part] = Worker<D>();
-    int lane = threadIdx.x % 32;
+    int lane = threadIdx.x % 32, helper = warp % HELPERS;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-        int line = warp * 16 + lane / 4 + 8 * half;
-        if (part == 0 && lane % 4 == 0) bounds[line] = make_float2(rows.largest[half], rows.weights[half]);
-        T::template spread<C>(sums + line * (D + 8) + part * C, rows.sum, half, 1);
+        int line = (warp - helper) * 16 + lane / 4 + 8 * half;
+        if (part == 0 && helper == 0 && lane % 4 == 0)
+            bounds[line] = make_float2(rows.largest[half], rows.weights[half]);
+#pragma unroll
+        for (int i = 0; i < C / EACH; ++i) {
+            int column = (i * HELPERS + helper) * EACH;
+            if (column >= V) break;
+            const auto& sum = reinterpret_cast<const float (&)[EACH / 8][4]>(rows.sum[i * (EACH / 8)]);
+            T::template spread<EACH>(sums + line * (D + 8) + part * V + column, sum, half, 1);
+        }
     }
 }
 
@@ -174,15 +182,15 @@ __device__ void sum_fixed(const Place& place, int splits, int first, int last, W
 
 // The end of a block: `lines` rows of a tile, by all blocks that share it. `last` is its class that is kept apart, if
 // any. `ticket` counts tiles.
-template <class T, int D, int TILES, int C, class Write>
+template <class T, int D, int TILES, int HELPERS, int C, class Write>
 __device__ void merge_fixed(const ClassSums<C>& first, const Rows<C>& last, float* sums, int split, int splits,
                             int lines, int ticket, Parts parts, Write write) {
     constexpr int SET = ALL_ROWS * (D + 8);
     __shared__ float2 bounds[SETS * ALL_ROWS];
     int sets = splits == 2 && split == 1 ? 2 : 1;
     __syncthreads();  // all warps are done with keys and values, whose memory `sums` reuses
-    share_all_rows<T, D>(first.all, sums, bounds);
-    if (sets == 2) share_all_rows<T, D>(last, sums + SET, bounds + ALL_ROWS);
+    share_all_rows<T, D, HELPERS>(first.all, sums, bounds);
+    if (sets == 2) share_all_rows<T, D, HELPERS>(last, sums + SET, bounds + ALL_ROWS);
     __syncthreads();
     int units = lines * (D / 4);
     if (splits == 1) {
@@ -243,11 +251,12 @@ struct PlacedStep {
 };
 
 // As attend of attention_block.cuh, for windows. `splits` is 1, 2 or FIXED_CLASSES. May be launched early (early.cuh).
-template <class T, int D, int TILES>
+// HELPERS: warps that share a row tile because no row is in the others, TILES or 1.
+template <class T, int D, int TILES, int HELPERS>
 __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool append, typename T::Element* mixed,
                              Parts parts) {
     constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * WIDTH<T, D>;
-    constexpr int C = D / VALUE_PARTS<D>;
+    constexpr int V = D / VALUE_PARTS<D>, C = HELPER_COLUMNS<T, D, V, HELPERS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     u16* stages = reinterpret_cast<u16*>(memory);
     ProjectedQueries<T, D> queries;
@@ -256,8 +265,13 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     int kv_head = blockIdx.y, group = x.heads / x.kv_heads;
     int lines = min(ROWS, x.query * group - tile * ROWS);
     auto [warp, value_part] = Worker<D>();
-    int packed = tile * ROWS + warp % TILES * 16;
-    bool works = warp % TILES * 16 < lines;
+    int own_tile = HELPERS > 1 ? 0 : warp % TILES, packed = tile * ROWS + own_tile * 16;
+    bool works = own_tile * 16 < lines;
+    Helper<HELPERS> helper;
+    if constexpr (HELPERS > 1) {
+        __shared__ float scores[VALUE_PARTS<D> * WARPS / HELPERS][16 * (SPAN + 8)];
+        helper = {scores[(value_part * WARPS + warp) / HELPERS], warp % HELPERS};
+    }
 
     Table table(x.block_table + static_cast<i64>(row) * x.max_blocks, x.max_blocks);
     int start = static_cast<int>(x.write_index[row]);
@@ -316,7 +330,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
             int line = warp / TILES * SPAN, position = current.step * KEYS;
             bool masked = position + KEYS - 1 > first_seen || last_seen - position >= reach;
             Mask mask{masked, position + line, reach, start, packed, group};
-            if (works) accumulate<T, D, SPAN, C>(rows, q, keys, line, mask, value_part);
+            if (works) accumulate<T, D, SPAN, V, HELPERS>(rows, q, keys, line, mask, value_part, Causal{}, helper);
             bool ends = !next.there() || next.of_class != current.of_class;
             bool apart = splits == 2 && split == 1 && current.of_class == current.last_class;
             if (works && ends) sums.end_class(rows, apart);
@@ -338,7 +352,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     };
     int ticket = (row * x.kv_heads + kv_head) * at.all + at.number;
     auto* shared = reinterpret_cast<float*>(memory);
-    merge_fixed<T, D, TILES>(sums, rows, shared, split, splits, lines, ticket, parts, write);
+    merge_fixed<T, D, TILES, HELPERS>(sums, rows, shared, split, splits, lines, ticket, parts, write);
 }
 
 // Windows: grid (splits * row tiles, kv_heads, batch), row tiles in reverse as in attend_windows.
@@ -347,5 +361,9 @@ __device__ void attend_windows_fixed(const Operands<T>& x, int splits, bool appe
                                      Parts parts) {
     int row_tiles = gridDim.x / splits, tile = row_tiles - 1 - blockIdx.x / splits;
     Tile at = {static_cast<int>(blockIdx.z), tile, tile, row_tiles};
-    attend_fixed<T, D, TILES>(x, at, splits, append, mixed, parts);
+    int lines = x.query * (x.heads / x.kv_heads) - tile * 16 * TILES;
+    // Heads of 64 values have too little work for several warps; of other sizes they were not measured.
+    constexpr int HELPERS = D == 128 ? TILES : 1;
+    if (HELPERS > 1 && lines <= 16) attend_fixed<T, D, TILES, HELPERS>(x, at, splits, append, mixed, parts);
+    else attend_fixed<T, D, TILES, 1>(x, at, splits, append, mixed, parts);
 }

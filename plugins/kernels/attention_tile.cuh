@@ -123,24 +123,74 @@ struct Mask {
     __device__ int seen(int line) const { return start + (packed + line) / group; }
 };
 
-// Scores, softmax and sum over the SPAN keys of this warp in a step that is in shared memory. If a warp has C of the D
-// columns of a value, these are part `part` of them.
-template <class T, int D, int SPAN, int C, class Images = Causal>
-__device__ void accumulate(Rows<C>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, Mask mask, int part = 0,
-                           Images images = {}) {
-    constexpr int W = WIDTH<T, D>, OF_PART = W * C / D / 16;
+// The rows of a warp that shares a row tile with `count` - 1 others: it computes the scores of as many keys, and has
+// every `count`th group of the columns of a value. Scores go through `scores` [rows][SPAN + 8].
+template <int COUNT>
+struct Helper {
+    float* scores;
+    int number;
+};
+template <>
+struct Helper<1> {
+    static constexpr int number = 0;
+};
+
+// Columns of a value that one instruction adds, and those of one of HELPERS warps.
+template <class T, int D>
+constexpr int COLUMNS = 16 * D / WIDTH<T, D>;
+template <class T, int D, int C, int HELPERS>
+constexpr int HELPER_COLUMNS = (C / COLUMNS<T, D> + HELPERS - 1) / HELPERS * COLUMNS<T, D>;
+
+// Scores of SPAN keys: the warp's own ones, then all, by way of shared memory. All warps of a block call it.
+template <int SPAN, int HELPERS>
+__device__ void exchange(float (&score)[SPAN / 8][4], const float (&own)[SPAN / HELPERS / 8][4],
+                         Helper<HELPERS> helper) {
     int lane = threadIdx.x % 32;
-    float score[SPAN / 8][4] = {};
+    float* at = helper.scores + lane / 4 * (SPAN + 8) + 2 * (lane % 4);
+#pragma unroll
+    for (int n = 0; n < SPAN / HELPERS / 8; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            *reinterpret_cast<float2*>(at + half * 8 * (SPAN + 8) + helper.number * (SPAN / HELPERS) + 8 * n) =
+                make_float2(own[n][2 * half], own[n][2 * half + 1]);
+    __syncthreads();
+#pragma unroll
+    for (int n = 0; n < SPAN / 8; ++n)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            float2 two = *reinterpret_cast<const float2*>(at + half * 8 * (SPAN + 8) + 8 * n);
+            score[n][2 * half] = two.x;
+            score[n][2 * half + 1] = two.y;
+        }
+}
+
+// Scores, softmax and sum over the SPAN keys of this warp in a step that is in shared memory. If the warps of a row
+// tile have V of the D columns of a value, these are part `part` of them; a helper has C of these. All of it has the
+// same bits with any number of helpers.
+template <class T, int D, int SPAN, int V, int HELPERS = 1, class Images = Causal, int C>
+__device__ void accumulate(Rows<C>& rows, const u32 (&q)[D / 16][4], const u16* keys, int line, Mask mask, int part = 0,
+                           Images images = {}, Helper<HELPERS> helper = {}) {
+    constexpr int W = WIDTH<T, D>, OF_PART = W * V / D / 16, OWN = SPAN / HELPERS;
+    int lane = threadIdx.x % 32, own = line + helper.number * OWN;
+    float score[SPAN / 8][4] = {}, scored[OWN / 8][4] = {};
     u32 fragment[4];
-    u32 key_at = shared_address(keys + swizzled<W>(line + lane / 16 * 8 + lane % 8, lane / 8 % 2));
+    u32 key_at = shared_address(keys + swizzled<W>(own + lane / 16 * 8 + lane % 8, lane / 8 % 2));
     u32 value_at = shared_address(keys + KEYS * W + swizzled<W>(line + lane % 16, lane / 16)) ^ 32 * OF_PART * part;
 #pragma unroll
     for (int k = 0; k < W / 16; ++k)
 #pragma unroll
-        for (int n = 0; n < SPAN / 16; ++n) {
+        for (int n = 0; n < OWN / 16; ++n) {
             load_matrices(fragment, (key_at ^ 32 * k) + 16 * n * W * 2);
-            T::score(score[2 * n], score[2 * n + 1], q, k, fragment);
+            T::score(scored[2 * n], scored[2 * n + 1], q, k, fragment);
         }
+    if constexpr (HELPERS > 1) {
+        exchange<SPAN, HELPERS>(score, scored, helper);
+    } else {
+#pragma unroll
+        for (int n = 0; n < SPAN / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) score[n][i] = scored[n][i];
+    }
     if (mask.needed) {
         const int seen[2] = {mask.seen(lane / 4), mask.seen(lane / 4 + 8)};
         const int later[2] = {images.later(mask.token(lane / 4), seen[0]),
@@ -187,9 +237,11 @@ __device__ void accumulate(Rows<C>& rows, const u32 (&q)[D / 16][4], const u16* 
                                Tile::pack(make_float2(score[2 * n + 1][0], score[2 * n + 1][1])),
                                Tile::pack(make_float2(score[2 * n + 1][2], score[2 * n + 1][3]))};
 #pragma unroll
-        for (int d = 0; d < OF_PART; ++d) {
+        for (int i = 0; i < C / COLUMNS<T, D>; ++i) {
+            int d = i * HELPERS + helper.number;
+            if (HELPERS > 1 && d >= OF_PART) break;
             load_transposed(fragment, (value_at ^ 32 * d) + 16 * n * W * 2);
-            T::add_values(rows.sum, weight, d, fragment);
+            T::add_values(rows.sum, weight, i, fragment);
         }
     }
 }
