@@ -21,8 +21,8 @@ struct Fragments {
 };
 
 // Blocks of any number of warps. Inputs are a multiple of CHUNK, rows at most 8 * TILES; `pitch`: from row to row of
-// the results. The weight is read ahead, by
-// STAGES chunks, before the previous kernel has written the rows; these by ROW_STAGES of their chunks.
+// the results. The weight is read ahead, by STAGES chunks, before the previous kernel has written the rows; these by
+// ROW_STAGES of their chunks.
 template <class T, int TILES, int STAGES, int ROW_STAGES>
 __device__ void few_rows(const u16* x, const u16* weight, int rows, int width, int inner, int pitch, u16* out) {
     // [warps][STAGES][STAGE], [ROW_STAGES][8 * TILES][ROW_PITCH]
@@ -131,6 +131,62 @@ __device__ void few_rows(const u16* x, const u16* weight, int rows, int width, i
             u32 bits = T::pack(make_float2(sums[t][i], sums[t][i]));
             if (row < rows && output < width) out[static_cast<i64>(row) * pitch + output] = static_cast<u16>(bits);
         }
+}
+
+// The same for narrow weights, such as those of routers: all of a block's 16 outputs and 8 rows are copied by all
+// warps, a row each, and the first one does nothing but multiply then, because its instructions take longer than the
+// copies.
+template <class T>
+__device__ void narrow_rows(const u16* x, const u16* weight, int rows, int width, int inner, int pitch, u16* out) {
+    extern __shared__ __align__(128) unsigned char memory[];  // [inner / CHUNK][STAGE], [8][inner + 8]
+    int lane = threadIdx.x % 32, first = WARP_OUTPUTS * blockIdx.x, steps = inner / CHUNK;
+    int first_row = 8 * blockIdx.y, last_row = min(rows - first_row, 8) - 1;
+    u32 weights = shared_address(memory), kept = weights + steps * STAGE, row_bytes = 2 * (inner + 8);
+    for (int at = threadIdx.x; at < WARP_OUTPUTS * inner / 8; at += blockDim.x) {
+        int vector = at % 8, output = at / 8 % WARP_OUTPUTS, step = at / (8 * WARP_OUTPUTS);
+        bool there = first + output < width;
+        const u16* column = weight + static_cast<i64>(there ? first + output : 0) * inner + step * CHUNK + vector * 8;
+        copy16(weights + step * STAGE + output * 128 + (vector ^ (output % 8)) * 16, column, there);
+    }
+    begin_next();
+    wait_for_previous();
+    int warp = threadIdx.x / 32;
+    const u16* from = x + static_cast<i64>(first_row + min(warp, last_row)) * inner;
+    for (int at = 8 * lane; at < inner; at += 8 * 32) copy16(kept + warp * row_bytes + 2 * at, from + at, true);
+    close_copies();
+    wait_copies<0>();
+    __syncthreads();
+    if (threadIdx.x >= 32) return;
+    float sums[4] = {};
+    u32 line = weights + lane % 16 * 128, row = kept + lane % 8 * row_bytes + lane / 8 * 16;
+    auto load = [&](Fragments<1>& to, int step) {
+#pragma unroll
+        for (int k = 0; k < CHUNK / 16; ++k)
+            load_matrices(to.outputs[k], line + step * STAGE + ((2 * k + lane / 16) ^ (lane % 8)) * 16);
+#pragma unroll
+        for (int k = 0; k < CHUNK / 32; ++k) load_matrices(to.rows[0][k], row + (step * CHUNK + k * 32) * 2);
+    };
+    auto multiply = [&](const Fragments<1>& by) {
+#pragma unroll
+        for (int k = 0; k < CHUNK / 16; ++k)
+            T::mma(sums, by.outputs[k], by.rows[0][k / 2][k % 2 * 2], by.rows[0][k / 2][k % 2 * 2 + 1]);
+    };
+    Fragments<1> even, odd;
+    load(even, 0);
+    for (int step = 0; step < steps; step += 2) {
+        if (step + 1 < steps) load(odd, step + 1);
+        multiply(even);
+        if (step + 1 >= steps) break;
+        if (step + 2 < steps) load(even, step + 2);
+        multiply(odd);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        int output = first + lane / 4 + i / 2 * 8, of = lane % 4 * 2 + i % 2;
+        u32 bits = T::pack(make_float2(sums[i], sums[i]));
+        if (of <= last_row && output < width)
+            out[static_cast<i64>(first_row + of) * pitch + output] = static_cast<u16>(bits);
+    }
 }
 
 #endif

@@ -15,7 +15,7 @@ from tandemrt.plugins.kernels.cublaslt import Algorithm, library_version
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.tensors.devices.lookup import device_of
 
-_VERSION = 4  # of the trials and of our kernels; a change of either makes older choices invalid
+_VERSION = 5  # of the trials and of our kernels; a change of either makes older choices invalid
 
 
 class Choices:
