@@ -16,7 +16,7 @@ import torch
 from tandemrt.plugins.kernels.experts_activation import activation_of
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, fill_groups, has_groups
 from tandemrt.plugins.kernels.experts_ordered import OrderedMixture, rows_of_an_item
-from tandemrt.plugins.kernels.experts_route import Routes, Routing, max_items
+from tandemrt.plugins.kernels.experts_route import ITEM, Routes, Routing, max_items
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.kernels.prompt_rows import CallInParts, split_rows
 from tandemrt.plugins.kernels.tensors import check
@@ -41,11 +41,12 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
     _require_sizes(tensors, routing)
     if not x.numel():
         return EmptyCall()
-    in_order, grouped = _in_order(tensors, context), has_groups(x, context)
-    few = OrderedMixture if in_order else ExpertsCall
-    prompts_apart = grouped and context.batch_invariant and not (in_order and _same_bits(tensors, attributes, context))
+    kept, grouped = _rows_in_order(tensors, context), has_groups(x, context)
+    few = OrderedMixture if kept else ExpertsCall
+    prompts_apart = grouped and context.batch_invariant and not (kept and _same_bits(tensors, attributes, context))
     if not prompts_apart:
-        return (GroupedMixture if grouped and fill_groups(routing) else few)(tensors, attributes, context)
+        many = grouped and fill_groups(routing, kept or ITEM)
+        return (GroupedMixture if many else few)(tensors, attributes, context)
     windows, prompts = split_rows(tensors, ("x", "router_logits", "mixed"))
     calls: list[Call] = [] if windows is None else [few(windows, attributes, context)]
     if prompts is not None:
@@ -53,15 +54,15 @@ def launch(tensors: Tensors, attributes: Mapping[str, Any], context: Context) ->
     return CallInParts(calls)
 
 
-def _in_order(tensors: Tensors, context: Context) -> bool:
-    """Return whether rows that are not grouped are multiplied in order: where they fit into the GPU's shared memory.
+def _rows_in_order(tensors: Tensors, context: Context) -> int:
+    """Return the rows of an item that fit into the GPU's shared memory, if they are multiplied in order; else 0.
 
     Without batch invariance few rows are not, because streaming their weights is faster.
     """
     x, down = tensors["x"], tensors["down"]
     memory = KernelModule.of(context, "experts").shared_memory
     enough = context.batch_invariant or len(x) > _STREAMED
-    return enough and x.dtype != torch.float32 and rows_of_an_item(max(x.shape[-1], down.shape[-1]), memory) > 0
+    return rows_of_an_item(max(x.shape[-1], down.shape[-1]), memory) if enough and x.dtype != torch.float32 else 0
 
 
 def _same_bits(tensors: Tensors, attributes: Mapping[str, Any], context: Context) -> bool:

@@ -1,7 +1,7 @@
 """``experts`` for many rows on a GPU: torch's grouped matmuls over rows sorted by expert.
 
-They are faster from about 32 rows per expert, in bfloat16, on GPUs for which torch has a kernel. On other GPUs torch
-reads the group ends on the host, which cannot be captured in a CUDA graph.
+They are faster where most experts have many rows, in bfloat16, on GPUs for which torch has a kernel. On other GPUs
+torch reads the group ends on the host, which cannot be captured in a CUDA graph.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,16 @@ from tandemrt.plugins.kernels.swiglu import SwigluLauncher
 from tandemrt.plugins.operators.launch import Context
 from tandemrt.plugins.tensors.devices.lookup import device_of
 
-_MIN_PAIRS_PER_EXPERT = 32  # pairs per expert, if routing is uniform
 _THREADS, _STEP = 256, 8  # threads of a block; sizes must be a multiple of the step
 WITH_KERNELS = (9, 10)  # major compute capabilities for which torch._grouped_mm has a kernel
 
 
-def fill_groups(routing: Routing) -> bool:
-    """Return whether there are enough rows for grouped matmuls to be faster."""
-    return routing.rows * routing.per_token >= _MIN_PAIRS_PER_EXPERT * routing.routed
+def fill_groups(routing: Routing, item: int) -> bool:
+    """Return whether there are enough rows for grouped matmuls to be faster.
+
+    Others read the weights of an expert again after every ``item`` of its pairs.
+    """
+    return routing.rows * routing.per_token >= item * routing.routed
 
 
 def has_groups(x: torch.Tensor, context: Context) -> bool:

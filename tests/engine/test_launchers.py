@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tandemrt.plugins.implementations import IMPLEMENTATIONS
-from tandemrt.plugins.kernels import experts, experts_grouped, experts_low_bit, experts_ordered
+from tandemrt.plugins.kernels import experts, experts_low_bit, experts_ordered
 from tandemrt.plugins.kernels.module import KernelModule, Launch
 from tandemrt.plugins.operators.constants import HEAD_DIMS, KEY_DIMS
 from tandemrt.plugins.operators.launch import Context
@@ -73,7 +73,7 @@ def test_batch_invariant_experts_group_any_rows_that_get_the_same_bits(
     same_bits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(experts, "_same_bits", lambda *_: same_bits)
-    monkeypatch.setattr(experts_grouped, "_MIN_PAIRS_PER_EXPERT", 0)
+    monkeypatch.setattr(experts, "fill_groups", lambda *_: True)
     assert ("gather_bf16" in _bound("experts", "bfloat16", monkeypatch, prompt_rows=torch.zeros(0))) == same_bits
 
 
