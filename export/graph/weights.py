@@ -6,6 +6,7 @@ from copy import copy
 from itertools import pairwise
 from pathlib import PurePosixPath
 
+import numpy as np
 import onnx_ir as ir
 
 from tandemrt.engines.contract.dtypes import COMPUTE
@@ -25,6 +26,7 @@ from tandemrt.plugins.operators.low_bit_interleaved import GROUP_SIZES as INTERL
 from tandemrt.plugins.operators.tables4 import TABLES
 
 _GATES = re.compile(r"\.mlp\.(?:gate|shared_expert_gate)$")
+_COPIED = 1 << 16  # most values of joined biases
 # Old checkpoints store frequencies and masks; config.json defines them.
 _DERIVED = re.compile(r"model\.layers\.\d+\.self_attn\.(?:rotary_emb\.inv_freq|bias|masked_bias)")
 
@@ -90,13 +92,18 @@ class Weights:
         """Return tensors [rows_i, *shape] as one, in the compute dtype and in this order.
 
         If the tensors are adjacent in the file (gate and up in a file sorted by name are), the result is one
-        initializer, called ``name`` or after all tensors. Otherwise it is a Concat, which engines fold when they load
-        into a copy of these weights.
+        initializer, called ``name`` or after all tensors. Biases that are not are copied into the graph, because
+        onnxruntime joins them in every run on a GPU. Other weights are a Concat, which engines fold when they load.
         """
         parts = [self._claim(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
         joined = self._adjacent(names, parts, name)
         if joined is not None:
             return self.builder.cast(joined, self.dtype)
+        if not shape and len({part.dtype for part in parts}) == 1 and sum(rows) <= _COPIED:
+            read = [
+                self.checkpoint.read(name, part.shape, (part.dtype,)) for name, part in zip(names, parts, strict=True)
+            ]
+            return self.builder.cast(self.builder.constant(np.concatenate(read), parts[0].dtype), self.dtype)
         values = [self(name, (count, *shape)) for name, count in zip(names, rows, strict=True)]
         return self.builder.op("Concat", *values, axis=0)
 
