@@ -15,6 +15,7 @@ from tandemrt.plugins.kernels import compile as compiler
 from tandemrt.plugins.kernels import nvrtc
 from tandemrt.plugins.kernels.nvrtc import Program, Result
 from tests.conftest import shared_folder
+from tests.outputs import consistent_outputs  # noqa: F401  # a fixture
 from tests.waiting import Clock
 
 Run = Callable[..., tuple[int, str, str]]

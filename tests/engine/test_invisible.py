@@ -20,6 +20,8 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tests.makers import write_recipe
 
+pytestmark = pytest.mark.usefixtures("consistent_outputs")
+
 SOME = 200  # of 320 tokens
 
 SCHEMA = {
