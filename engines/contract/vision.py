@@ -126,7 +126,7 @@ class VisionEntry(Record):
 
     def working_bytes(self, length: int) -> int:
         """Memory that the tower takes for such an image besides its weights, about: it computes in float32."""
-        return self.most_tokens(length) * self.merge_size**2 * self.patch_values * 4
+        return self.padded_tokens(self.most_tokens(length)) * self.merge_size**2 * self.patch_values * 4
 
     @property
     def window_patches(self) -> int:

@@ -211,11 +211,12 @@ class ImageReader:
             grid, images = parts(source, entry)
             return self._cut(entry, grid, [in_patches(np.asarray(part), entry) for part in images])
         data, most = self._file(source), self._options.max_image_pixels
-        key = image.low, sha256(data.encode() if isinstance(data, str) else data).digest()
+        content = data.encode(errors="surrogatepass") if isinstance(data, str) else data
+        key = image.low, isinstance(data, str), sha256(content).digest()
         if (known := self._known.get(key)) is not None:
             return known
-        (grid, shapes), content = in_worker("decoding an image", patches_in_worker, data, most, entry)
-        patches = np.frombuffer(content, np.uint8).reshape(-1, 3 * entry.patch_size**2)
+        (grid, shapes), colours = in_worker("decoding an image", patches_in_worker, data, most, entry)
+        patches = np.frombuffer(colours, np.uint8).reshape(-1, 3 * entry.patch_size**2)
         ends = accumulate(rows * columns for rows, columns in shapes)
         cuts = list(zip(shapes, np.split(patches, list(ends)[:-1]), strict=True))
         return self._known.put(key, self._cut(entry, grid, cuts), patches.nbytes)

@@ -15,6 +15,7 @@ class Recent(Generic[T]):
         self._most = most
         self._lock = threading.Lock()
         self._values: OrderedDict[Hashable, tuple[T, int]] = OrderedDict()
+        self._total = 0  # bytes of all values
 
     def get(self, key: Hashable) -> T | None:
         """Return the value, or None if it was not put, or is no longer kept."""
@@ -27,7 +28,10 @@ class Recent(Generic[T]):
     def put(self, key: Hashable, value: T, size: int) -> T:
         """Keep ``value``, of ``size`` bytes, and return it."""
         with self._lock:
+            _, replaced = self._values.pop(key, (None, 0))
             self._values[key] = value, size
-            while len(self._values) > 1 and sum(size for _, size in self._values.values()) > self._most:
-                self._values.popitem(last=False)
+            self._total += size - replaced
+            while len(self._values) > 1 and self._total > self._most:
+                _, (_, dropped) = self._values.popitem(last=False)
+                self._total -= dropped
         return value

@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import math
 import os
 import random
 import re
@@ -11,6 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequ
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.vision import open_tower
+from tandemrt.runtime.check import tower as tower_check
 from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.check.tower import check_tower, states_of
 from tandemrt.runtime.device.backends.opening import open_engines
@@ -288,6 +291,7 @@ def test_a_file_that_is_no_good_image_is_refused(in_chunks: LLM, case: str) -> N
         ),
         ([{"type": "image_url", "image_url": {"url": "data:image/png,abc"}}], {}, "base64"),
         ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,?"}}], {}, "must hold base64"),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,\ud800"}}], {}, "must hold base64"),
         ([{"type": "image", "url": "x"}], {}, "url: is no field"),
         (
             [{"type": "video", "video": "x"}],
@@ -445,6 +449,33 @@ def test_the_check_finds_a_tower_that_computes_other_states(in_chunks: LLM) -> N
     assert bundle.manifest.vision is not None
     (result,) = check_tower(bundle, bundle.manifest.vision, Shifted(), 1)  # type: ignore[arg-type]
     assert result.verdict == "fail"
+
+
+@pytest.mark.parametrize(("image", "value"), [(0, 0.0), (2, math.nan)])
+def test_the_check_finds_a_tower_with_wrong_states_of_a_single_image(
+    in_chunks: LLM, monkeypatch: pytest.MonkeyPatch, image: int, value: float
+) -> None:
+    bundle, engine = in_chunks.bundle, open_engines(in_chunks.bundle, torch.device("cpu"), 1, ["vision"])["vision"]
+    runs: list[int] = []
+
+    class OneWrong:
+        device, contract = engine.device, engine.contract
+
+        def bind(self, tensors: dict[str, Any]) -> Any:
+            bound = engine.bind(tensors)
+
+            def run() -> None:
+                bound.run()
+                if len(runs) == image:
+                    tensors["image_states"].fill_(value)
+                runs.append(image)
+
+            return SimpleNamespace(run=run)
+
+    monkeypatch.setitem(tower_check._TOLERANCE, "cpu", tower_check._IN_BFLOAT16)
+    assert bundle.manifest.vision is not None
+    (result,) = check_tower(bundle, bundle.manifest.vision, OneWrong(), 1)  # type: ignore[arg-type]
+    assert (result.verdict, len(runs)) == ("fail", 3)
 
 
 def test_inspect_says_what_images_need(run: Any, in_chunks: LLM) -> None:

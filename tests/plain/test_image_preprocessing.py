@@ -1,6 +1,7 @@
 """Images become the numbers that transformers' image processor makes of them."""
 
 import random
+from base64 import b64encode
 from collections.abc import Callable
 from functools import cache
 from io import BytesIO
@@ -169,6 +170,30 @@ def test_padded_images_have_few_sizes() -> None:
     assert all(tokens <= padded <= tokens + max(31, tokens // 8) for tokens, padded in sizes.items())
     assert len(set(sizes.values())) < 70
     assert all(ENTRY.padded_tokens(tokens) == tokens for tokens in sizes)
+
+
+@pytest.mark.parametrize(("padded", "tokens"), [(False, 545), (True, 576)])
+def test_the_memory_of_a_tower_includes_the_padding(tokens: int, *, padded: bool) -> None:
+    entry = ENTRY.model_copy(update={"padded": padded, "max_pixels": 545 * 32 * 32, "patch_values": 7})
+    assert entry.working_bytes(4096) == tokens * 2 * 2 * 7 * 4
+
+
+def test_bytes_that_are_base64_text_do_not_get_the_image_of_that_text() -> None:
+    images, text = reader(ENTRY), b64encode(image_file(0))
+
+    def run(_: str, function: Any, *arguments: Any) -> Any:
+        return function(*arguments)
+
+    url = ImageSource(f"data:image/png;base64,{text.decode()}")
+    assert images.read(url, run) is images.read(url, run)
+    with pytest.raises(BadRequest, match="must be a PNG"):
+        images.read(ImageSource(text), run)
+
+
+def test_a_data_url_with_a_lone_surrogate_is_rejected() -> None:
+    source = ImageSource("data:image/png;base64,\ud800")
+    with pytest.raises(BadRequest, match="a data URL must hold base64 without line breaks"):
+        reader(ENTRY).read(source, lambda _, function, *arguments: function(*arguments))
 
 
 def test_a_file_is_decoded_once_for_each_detail() -> None:
