@@ -3,7 +3,7 @@
 Only ``config.json`` and the sizes of the weights are read, so an index of weights that are not here is enough.
 """
 
-import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -42,11 +42,19 @@ class PlannedCapacity:
 def plan(model: str, memory: int) -> PlannedCapacity:
     """Return the plan for a recipe, or for the folder of a checkpoint, with the default batch and 4 draft tokens.
 
-    Raises BadRecipe or BadCheckpoint for one that cannot be read, and BadRequest for a recipe whose target is not here.
+    Raises BadRecipe or BadCheckpoint for one that cannot be read, and BadRequest for a recipe whose target is not here
+    or is split over several GPUs.
     """
     folder, batch, window, compute, kv_dtype = Path(model), 0, 4, "bfloat16", None
+    ignored: Collection[str] = ()
     if not folder.is_dir():
         recipe = Recipe.load(locate(model))
+        if recipe.ranks > 1:
+            raise BadRequest(
+                f"{quoted(model)}: backend.tensor_parallel must be 1 to plan for a GPU, it is {recipe.ranks}; build "
+                "the bundle, and inspect that with --gpu"
+            )
+        ignored = recipe.target.ignore_config_fields
         folder, batch, window = recipe.target.checkpoint, recipe.limits.batch, recipe.draft.num_draft_tokens
         compute, kv_dtype = recipe.computed_in(str(recipe.target.dtype)), recipe.target.kv_dtype
         if not folder.is_dir():
@@ -56,7 +64,8 @@ def plan(model: str, memory: int) -> PlannedCapacity:
             )
     elif (limits := BACKENDS[_PAGED].default_limits) is not None:
         batch = limits.batch
-    spec, weights = ModelSpec.from_hf(read_json(folder / "config.json")), _weights(folder)
+    spec = ModelSpec.from_hf(read_json(folder / "config.json"), ignored=ignored)
+    weights = _weights(folder)
     contract = spec.contract(capacity=BLOCK_SIZE, dtype=compute, cache="paged", kv_dtype=kv_dtype)
     kept = [each for each in contract.inputs if each.name.startswith("past_")]
     sizes = {each.name: prod(each.resolve({"blocks": 1, "slots": 1, "batch": 1})) * BYTES[each.dtype] for each in kept}
@@ -73,8 +82,11 @@ def _weights(folder: Path) -> int:
     files = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
     if files:
         return files
-    total = read_json(folder / _INDEX).get("metadata", {}).get("total_size")
-    if not isinstance(total, int) or total < 1:
+    metadata = read_json(folder / _INDEX).get("metadata", {})
+    if not isinstance(metadata, dict):
+        raise BadCheckpoint(f"{folder / _INDEX}: metadata must be an object, got {quoted(metadata)}; download it again")
+    total = metadata.get("total_size")
+    if isinstance(total, bool) or not isinstance(total, int) or total < 1:
         rule = "metadata.total_size must be a number of bytes"
-        raise BadCheckpoint(f"{folder / _INDEX}: {rule}, got {json.dumps(total):.80}; download it again")
+        raise BadCheckpoint(f"{folder / _INDEX}: {rule}, got {quoted(total)}; download it again")
     return total

@@ -10,7 +10,9 @@ from tandemrt.export.bundle.models import Model
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.dequantized_checkpoint import write_dequantized
 from tandemrt.export.quantize.float_tiles import write_tiles
+from tandemrt.export.quantize.groups import GROUP_SIZE
 from tandemrt.export.quantize.per_channel import write_per_channel
+from tandemrt.export.quantize.stored_weights import packed_format
 from tandemrt.export.read.quantization.scheme import Quantization
 
 _NO_COMPILER = (
@@ -80,18 +82,24 @@ class WeightsWriter:
     def _in_few_bits(self, model: Model) -> Model:
         """Quantize the weights to the recipe's dtype, or repack those that come quantized."""
         quantization, rounded = model.quantization, model.dtype in BITS
-        keeps = quantization is not None and quantization.is_packed  # most values
+        bits = BITS.get(model.dtype)
+        rounds_again = model.role == "draft" and model.on_cpu  # no text shows it
+        schemes = [] if quantization is None else [scheme for _, scheme in quantization.rules if scheme.packed]
+        if rounds_again and bits is not None:
+            # The bits of a format are the same for any number of inputs.
+            schemes = [each for each in schemes if packed_format(each, GROUP_SIZE, on_gpu=False).bits <= bits]
+        keeps = bool(schemes)  # most values
         title = f"Quantize the weights of {model.role} to {model.dtype}"
         with self.step(title if rounded and not keeps else f"Pack the {model.role}'s weights"):
             written = write_quantized(
                 model.source,
                 model.spec,
                 self.folder / model.role,
-                BITS.get(model.dtype),
+                bits,
                 self.progress,
                 tiles=model.tiles,
                 interleaved=model.interleaved,
-                rounds_again=model.role == "draft" and model.on_cpu,  # no text shows it
+                rounds_again=rounds_again,
             )
         in_bits = {name.rpartition(".")[0].rpartition(".")[2] for name in written.checkpoint.tensors}
         if model.on_cpu_in_float32 and not model.interleaved and in_bits & {"int4", "int8"}:

@@ -134,7 +134,8 @@ def inspect(
         str | None, typer.Option(help="Say how much text a GPU of this memory holds, such as 80GB.", metavar="MEMORY")
     ] = None,
     gpus: Annotated[
-        int | None, typer.Option(help="With --gpu: as many GPUs, with the target split over them. Default: as built.")
+        int | None,
+        typer.Option(help="With --gpu and a bundle: as many GPUs, with the target split over them. Default: as built."),
     ] = None,
 ) -> None:
     """Print a summary of BUNDLE and whether its files are intact. Exit code 1 if they are not."""
@@ -147,7 +148,12 @@ def inspect(
     if gpus is not None and gpu is None:
         raise BadRequest(f"--gpus: must come with --gpu, the memory of each; received {quoted(gpus)}. Add --gpu 80GB")
     memory = None if gpu is None else memory_from_text(gpu)
-    if memory is not None and gpus is None and not (bundle / FILE_NAME).is_file():
+    if memory is not None and not (bundle / FILE_NAME).is_file():
+        if gpus is not None:
+            raise BadRequest(
+                f"--gpus: must come with a bundle, received {quoted(gpus)} for {quoted(str(bundle))}, which has no "
+                f"{FILE_NAME}; build the bundle first, or leave out --gpus"
+            )
         print_plan(plan(str(bundle), memory), as_json=as_json)
         return
     opened = Bundle.read(bundle)

@@ -152,6 +152,7 @@ def _flat(
         raise mismatch("num_target_layers", rule, fields.get("num_target_layers"))
     how = Fields({**fields.data, **fields.section("dflash_config")}, "config.json")
     inner = {name: value for name, value in how.data.items() if name not in _OWN}
+    how.require("layer_types", isinstance(how.get("layer_types", []), list), "a list")
     every = how.flag("use_swa", False) and "sliding_attention" not in (inner.get("layer_types") or [])
     if every:
         window = how.get("swa_window_size", inner.get("sliding_window"))

@@ -2,17 +2,20 @@
 
 import json
 import re
+import shutil
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tandemrt import LLM
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.digest import holds_weights
-from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest
 from tandemrt.export.bundle.capacity import SHARE, fitting, memory_from_text
 from tandemrt.export.bundle.plan import plan
+from tests.makers import write_recipe
 
 
 def test_a_token_takes_what_the_caches_of_all_models_have_for_it(tiny_bundle: Path) -> None:
@@ -76,12 +79,56 @@ def test_a_checkpoint_and_a_recipe_are_planned_before_they_are_built(run, tiny_b
     assert re.search(r"tokens that fit +0\s", out)
     index.write_text('{"metadata": {"total_size": "2 GB"}}')
     for model, message in (
-        (str(tmp_path), 'metadata.total_size must be a number of bytes, got "2 GB"'),
+        (str(tmp_path), "metadata.total_size must be a number of bytes, got '2 GB'"),
         ("qwen3.6-35b-a3b", "its target 'Qwen/Qwen3.6-35B-A3B' must be here; download its config.json"),
     ):
         code, _, error = run("export", "inspect", model, "--gpu", "80GB")
         assert code != 0
         assert message in error.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ("null", "metadata must be an object, got None"),
+        ("[5]", r"metadata must be an object, got \[5\]"),
+        ('"5"', "metadata must be an object, got '5'"),
+        ('{"total_size": true}', "metadata.total_size must be a number of bytes, got True"),
+        ("{}", "metadata.total_size must be a number of bytes, got None"),
+    ],
+)
+def test_an_index_without_a_number_of_bytes_is_rejected(
+    folder: Path, tmp_path: Path, metadata: str, message: str
+) -> None:
+    shutil.copyfile(folder / "target/config.json", tmp_path / "config.json")
+    (tmp_path / "model.safetensors.index.json").write_text(f'{{"metadata": {metadata}}}')
+    with pytest.raises(BadCheckpoint, match=f"{message}; download it again"):
+        plan(str(tmp_path), 10**9)
+
+
+def test_a_plan_ignores_the_fields_that_the_recipe_names(folder: Path, tmp_path: Path) -> None:
+    target = shutil.copytree(folder / "target", tmp_path / "target")
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"trained_by": "us"}))
+    recipe = write_recipe(tmp_path / "r.toml", target=target)
+    with pytest.raises(BadCheckpoint, match="'trained_by'"):
+        plan(str(recipe), 10**9)
+    recipe.write_text(recipe.read_text().replace("[draft]", 'ignore_config_fields = ["trained_by"]\n[draft]'))
+    assert plan(str(recipe), 10**9).tokens > 0
+
+
+def test_a_recipe_for_several_gpus_is_not_planned_as_one(folder: Path, tmp_path: Path) -> None:
+    backend = 'name = "onnxruntime-cuda"\ntensor_parallel = 2'
+    recipe = write_recipe(tmp_path / "r.toml", target=folder / "target", backend=backend)
+    with pytest.raises(BadRequest, match=r"backend\.tensor_parallel must be 1 to plan for a GPU, it is 2; build the"):
+        plan(str(recipe), 10**9)
+
+
+@pytest.mark.parametrize("model", ["target", "tiny.toml"])
+def test_gpus_of_what_is_not_built_are_rejected_by_name(run: Any, folder: Path, model: str) -> None:
+    code, _, error = run("export", "inspect", str(folder / model), "--gpu", "80GB", "--gpus", "2")
+    assert code != 0
+    assert "--gpus: must come with a bundle, received 2 for" in error.replace("\n", " ")
 
 
 @pytest.fixture(scope="module")

@@ -369,7 +369,10 @@ def test_a_draft_stored_in_8_bits_is_rounded_to_the_4_that_its_recipe_asks_for(t
     model = tiny_checkpoint(tmp_path / "model", layers=1, seed=1)
     quantized.rewrite(model, case.config, case.store)
     recipe = write_recipe(tmp_path / "r.toml", target=model, draft=model, dtype="int4")
-    notes = build(Recipe.load(recipe), tmp_path / "out").notes
+    titles: list[str] = []
+    notes = build(Recipe.load(recipe), tmp_path / "out", progress=titles.append).notes
+    assert "Pack the target's weights" in titles
+    assert "Quantize the weights of draft to int4" in titles
     assert [note.startswith(("target: 7 quantized", "target: int4 changed", "draft: int4")) for note in notes] == [
         True
     ] * 3

@@ -125,6 +125,8 @@ def test_configs_that_do_not_fit_are_rejected(changes: Any, layer: Any, message:
             "'attention_sink_bias'",
         ),
         ({"block_size": None}, "block_size should be an integer of at least 1"),
+        ({"use_swa": True, "layer_types": 5}, "layer_types should be a list, it is 5"),
+        ({"use_swa": True, "layer_types": {"0": "full_attention"}}, "layer_types should be a list, it is {"),
     ],
 )
 def test_flat_configs_that_do_not_fit_are_rejected(changes: Any, message: str) -> None:
