@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 import pytest
+import typer
 
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.validation.errors import InternalError
@@ -20,7 +21,7 @@ from tandemrt.runtime.requests.request import RequestOutput, Speculation
 from tandemrt.runtime.requests.text import TextStream
 from tests.waiting import PATIENCE_S
 from tools.clients.triton import TritonResponse
-from tools.quality.soak.__main__ import soak
+from tools.quality.soak.__main__ import main, soak
 from tools.quality.soak.answers import Answer, problems
 from tools.quality.soak.counters import Tally
 from tools.quality.soak.faults import KINDS, Fault, Faults, Injected, _FaultyGrammar, _FaultyTextStream
@@ -75,6 +76,23 @@ def test_a_wave_depends_on_the_requests_before_it_and_not_on_where_the_run_begin
     assert whole[-1].first + whole[-1].requests == 1650
     assert waves(1620) == whole[:20]
     assert [wave.number for wave in whole if wave.refused_threads is not None] == [10, 11]
+
+
+@pytest.mark.parametrize(
+    ("requests", "first", "message"),
+    [
+        (50, 81, "--requests: must be above --first (81), whose requests it includes, got 50; choose more"),
+        (81, 81, "--requests: must be above --first (81), whose requests it includes, got 81; choose more"),
+        (200, 100, "--first: must be a multiple of 81, the requests of a wave, got 100; choose 81, or 162"),
+    ],
+)
+def test_a_soak_that_would_send_nothing_or_skip_requests_is_rejected(
+    capsys: pytest.CaptureFixture[str], requests: int, first: int, message: str
+) -> None:
+    with pytest.raises(typer.Exit) as ended:
+        main(requests=requests, first=first, distinct=2)
+    assert ended.value.exit_code == 2
+    assert message in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_soak_without_time_for_a_wave_has_no_finding() -> None:

@@ -10,7 +10,8 @@ Now and then a bundle is closed and opened again, and its first requests are ref
 the output of the same request alone; one that was cancelled or timed out must be a prefix of it. The runtime's
 counters must agree with the answers, and memory and threads must not grow. One request in ten gets a fault of the
 named kinds. The exit code is 1 on any finding. Several seeds may run in parallel, and parts of a
-seed: a run of 4,050 requests is continued by ``--first 4050``.
+seed: a run of 4,050 requests is continued by ``--first 4050``, the number of requests of whole waves. ``--requests``
+counts from the first request of the seed, so those before ``--first`` are included.
 """
 
 import gc
@@ -36,7 +37,7 @@ from tools.clients.triton import triton_server
 from tools.quality.soak.driver import PATIENCE_S, Driver
 from tools.quality.soak.faults import KINDS, faulty_text_streams, faulty_threads
 from tools.quality.soak.models import PAGED_TOKENS, build_bundles
-from tools.quality.soak.plans import Plan, draw_plans, draw_waves
+from tools.quality.soak.plans import WHOLE, Plan, draw_plans, draw_waves
 from tools.quality.soak.reference import Reference
 from tools.quality.soak.result import SoakResult
 from tools.quality.soak.triton import TritonDriver
@@ -62,8 +63,8 @@ def soak(
 ) -> SoakResult:
     """Send ``requests`` requests in waves, or as many as fit into ``minutes``; return the result.
 
-    The first ``first`` of them are only drawn: an earlier run has sent them. ``out`` gets the figures so far every
-    WRITE_EVERY waves.
+    The first ``first`` of them, those of whole waves, are only drawn: an earlier run has sent them. ``out`` gets the
+    figures so far every WRITE_EVERY waves.
     """
     result, start = SoakResult(seed, list(faults), first), time.monotonic()
     plans, draw = draw_plans(Random(seed), distinct), Random(seed + 1)
@@ -120,9 +121,13 @@ def soak(
 
 def main(
     minutes: Annotated[float | None, typer.Option(min=0.0, help="Duration. Default: 5 without --requests.")] = None,
-    requests: Annotated[int | None, typer.Option(min=1, help="Number of requests, floods included.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(min=1, help="Number of requests, floods and those before --first included.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of requests and faults.")] = 0,
-    first: Annotated[int, typer.Option(min=0, help="Number of requests of this seed that earlier runs have sent.")] = 0,
+    first: Annotated[
+        int, typer.Option(min=0, help=f"Requests of this seed that earlier runs have sent, a multiple of {WHOLE}.")
+    ] = 0,
     faults: Annotated[str, typer.Option(help=f"Kinds of faults, with commas: {', '.join(KINDS)}; or none.")] = ",".join(
         KINDS
     ),
@@ -138,6 +143,18 @@ def main(
     kinds = tuple(kind for kind in faults.split(",") if kind != "none")
     if unknown := set(kinds) - KINDS.keys():
         console.print(f"--faults: must be among {', '.join(KINDS)}, got {sorted(unknown)[0]!r}; choose among them")
+        raise typer.Exit(2)
+    if first % WHOLE:
+        least = first // WHOLE * WHOLE
+        console.print(
+            f"--first: must be a multiple of {WHOLE}, the requests of a wave, got {first}; choose {least}, or "
+            f"{least + WHOLE} to skip the wave"
+        )
+        raise typer.Exit(2)
+    if requests is not None and requests <= first:
+        console.print(
+            f"--requests: must be above --first ({first}), whose requests it includes, got {requests}; choose more"
+        )
         raise typer.Exit(2)
     logging.getLogger("tandemrt").setLevel(logging.CRITICAL + 1)  # injected faults are logged; findings are errors
     minutes = 5.0 if minutes is None and requests is None else minutes

@@ -68,6 +68,7 @@ class Wave:
 ATTEMPTS = 50  # of a wave
 FLOOD = 30
 TOO_LARGE = 1  # request of a flood that fits no engine
+WHOLE = ATTEMPTS + FLOOD + TOO_LARGE  # requests of every wave but the last ones of a limited run
 REOPEN_EVERY = 6  # waves of one LLM
 _LONG = LENGTH - 45  # output tokens; several such requests at once outgrow the small paged cache
 _SCHEMA = {
@@ -126,7 +127,7 @@ def draw_waves(
         refused = None
         if turn % REOPEN_EVERY == REOPEN_EVERY - 1:
             refused = draw.choice([1, 2, 3]) if "thread" in faults else 0
-        whole = requests is None or requests - first >= ATTEMPTS + FLOOD + TOO_LARGE
+        whole = requests is None or requests - first >= WHOLE
         size = ATTEMPTS if requests is None else min(ATTEMPTS, requests - first)
         attempts = [draw_attempt(draw, plans, faults, close_streams=turn % 2 == 1) for _ in range(size)]
         wave = Wave(number, first, attempts, attempts[:FLOOD] if whole else [], refused)
