@@ -362,8 +362,13 @@ __device__ void attend_windows_fixed(const Operands<T>& x, int splits, bool appe
     int row_tiles = gridDim.x / splits, tile = row_tiles - 1 - blockIdx.x / splits;
     Tile at = {static_cast<int>(blockIdx.z), tile, tile, row_tiles};
     int lines = x.query * (x.heads / x.kv_heads) - tile * 16 * TILES;
-    // Heads of 64 values have too little work for several warps; of other sizes they were not measured.
+    // Heads of 64 values have too little work for several warps; of other sizes they were not measured. Blocks of
+    // compute capability 8.6, 8.9 and 12.0 have no shared memory for scores beside that of keys and values.
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
     constexpr int HELPERS = D == 128 ? TILES : 1;
+#else
+    constexpr int HELPERS = 1;
+#endif
     if (HELPERS > 1 && lines <= 16) attend_fixed<T, D, TILES, HELPERS>(x, at, splits, append, mixed, parts);
     else attend_fixed<T, D, TILES, 1>(x, at, splits, append, mixed, parts);
 }

@@ -147,6 +147,8 @@ class EngineLoop:
             after_commit = round_.drafts_after_commit or after_last
             schedule = self._overlapped if self.overlap and not after_commit else self._synchronous
             self._last = schedule(round_, last, not after_commit and not self._looks_up_first)
+            if last is not None and self._last is not None and self.metrics.seconds["wait"] - waited > _LONG_WAIT_S:
+                self._stages.deliver()  # the host would only wait for the device meanwhile
             seconds = time.perf_counter() - started
             self._commit_share += _STEP * ((self.metrics.seconds["commit"] - committed) / seconds - self._commit_share)
             if round_.adaptive and not after_commit and self.metrics.prefilled == prefilled:
@@ -155,8 +157,7 @@ class EngineLoop:
             self._stages.commit(last, self._stages.fetch(None, last))
         else:
             self._timeline.pause()
-        # No later commit may follow, or the host would only wait for the device meanwhile.
-        if last is not None and (self._last is None or self.metrics.seconds["wait"] - waited > _LONG_WAIT_S):
+        if last is not None and self._last is None:  # no later commit may follow
             self._stages.deliver()
         self._prompts_in_flight = round_.has_work and self._last is None
         self._prompt_tokens = self.metrics.prefilled - prefilled

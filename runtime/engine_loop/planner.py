@@ -174,7 +174,7 @@ def _missed(rows: Iterable[RunningRequest], drafter: Drafter) -> int:
     return sum(max(0, len(running.tokens) - drafter.cached_tokens(running) - 2) for running in rows)
 
 
-def _most_drafted(rows: Iterable[RunningRequest], draft_windows: DraftWindowPlanner) -> int:
+def _most_drafted(rows: Collection[RunningRequest], draft_windows: DraftWindowPlanner) -> int:
     """Return the most tokens that any request may draft; with any shape, no more than any may still emit.
 
     A text under the rejection rule may depend on its windows, so these do not depend on how much others may emit. A

@@ -237,15 +237,24 @@ class Scheduler:
             while not self._has_work(time.monotonic()):
                 if self._closed:
                     return False
-                deadlines = [each.request.deadline for each in (*self._waiting, *self.validations)]
-                earliest = min((each for each in deadlines if each is not None), default=None)
-                self._changed.wait(_seconds_until(earliest))
+                self._changed.wait(_seconds_until(self._earliest_deadline))
             return True
 
     def has_work(self, *, within: float) -> bool:
-        """Return whether ``wait_for_work`` would return at once, as soon as it would, or after so many seconds."""
+        """Return whether ``wait_for_work`` would return ``within`` so many seconds, as soon as that is known."""
+        end = time.monotonic() + within
         with self._changed:
-            return self._changed.wait_for(lambda: self._closed or self._has_work(time.monotonic()), within)
+            while not (self._closed or self._has_work(now := time.monotonic())):
+                if now >= end:
+                    return False
+                earliest = self._earliest_deadline
+                self._changed.wait(_seconds_until(end if earliest is None else min(end, earliest)))
+            return True
+
+    @property
+    def _earliest_deadline(self) -> float | None:
+        deadlines = [each.request.deadline for each in (*self._waiting, *self.validations)]
+        return min((each for each in deadlines if each is not None), default=None)
 
     def _has_work(self, now: float) -> bool:
         if self._in_slots or self._displaced or self._preempted or self.validations.done(now):

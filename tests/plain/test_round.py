@@ -20,6 +20,7 @@ from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.device.timeline import Timeline
 from tandemrt.runtime.drafters.none import NoDrafter, NullHooks
 from tandemrt.runtime.drafters.text_lookup import TextLookup
+from tandemrt.runtime.engine_loop import loop as loop_module
 from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.engine_loop.loop import EngineLoop
 from tandemrt.runtime.engine_loop.planner import RoundPlanner, plan_round
@@ -384,11 +385,12 @@ def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only
     assert (done, streams.waits) == ([], 4)
 
 
-@pytest.mark.parametrize(("waited_s", "delivered_after"), [(0.0, "score"), (0.01, "verify")])
+@pytest.mark.parametrize(("waited_s", "delivered_after"), [(0, "score"), (100, "verify")])
 def test_a_host_that_would_only_wait_delivers_texts_first(
-    monkeypatch: pytest.MonkeyPatch, waited_s: float, delivered_after: str
+    monkeypatch: pytest.MonkeyPatch, waited_s: int, delivered_after: str
 ) -> None:
     """Else they are delivered while the device is busy with the next round."""
+    monkeypatch.setattr(loop_module, "_LONG_WAIT_S", 60)
     target: Any = FakeTarget()
     metrics, scheduler, streams = Metrics(accepted=[0] * WINDOW), Scheduler(SLOTS, 1), Streams(CPU)
     loop = make_loop(target, FakeDrafter(), scheduler, streams, metrics, overlap=True)

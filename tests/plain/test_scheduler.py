@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -395,10 +396,11 @@ def test_the_loop_sleeps_until_a_grammar_is_compiled(timeout_s: float | None) ->
     assert work.result(5) is True
 
 
-def test_the_loop_wakes_for_the_deadline_of_a_queued_request() -> None:
+@pytest.mark.parametrize("wait", [Scheduler.wait_for_work, partial(Scheduler.has_work, within=PATIENCE_S)])
+def test_the_loop_wakes_for_the_deadline_of_a_queued_request(wait: Callable[[Scheduler], bool]) -> None:
     scheduler = Scheduler(1, 1)
     scheduler.submit(make_queued(constraints=Future(), timeout_s=0.05), block=False)
-    assert in_thread(scheduler.wait_for_work).result(5) is True
+    assert in_thread(lambda: wait(scheduler)).result(5) is True
     assert [dropped.finish.reason for dropped in scheduler.drop_queued(time.monotonic())] == ["timeout"]
 
 

@@ -10,10 +10,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 
+from tandemrt.engines.contract.dtypes import from_onnx
 from tandemrt.engines.validation.errors import BadBundle
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import viewed
 from tandemrt.runtime.device.backends.onnxruntime.stored_graph import StoredWeight, load_graph, stored_tensor, values
+
+_FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 
 
 @dataclass(frozen=True)
@@ -29,15 +32,14 @@ class RenamedGraph:
 
 
 def renamed_graph(path: Path, device: torch.device) -> RenamedGraph | None:
-    """Rename the graph in ``path``; None if it has no weights, or other weights than vectors in files.
+    """Rename the graph in ``path``; None if it has no weights, or others than vectors in files and of floats.
 
     Raises BadBundle if a file of weights is too short.
     """
     model = load_graph(path)
     graph = model.graph
-    weights = {each.name: stored_tensor(each, path.parent) for each in graph.initializer}
-    vectors = {name: weight for name, weight in weights.items() if weight is not None and len(weight.shape) == 1}
-    if not weights or len(vectors) < len(weights):
+    vectors = {each.name: vector for each in graph.initializer if (vector := _vector(each, path.parent)) is not None}
+    if not vectors or len(vectors) < len(graph.initializer):
         return None
     own = [each.name for each in (*graph.input, *graph.output)]
     names = {name: f"value{number}" for number, name in enumerate(values(graph))}
@@ -59,9 +61,22 @@ def renamed_graph(path: Path, device: torch.device) -> RenamedGraph | None:
     )
 
 
-def _read(stored: StoredWeight, device: torch.device) -> torch.Tensor:
-    content = np.fromfile(stored.path, np.uint8, stored.nbytes, offset=stored.offset)
-    if content.size < stored.nbytes:
-        raise BadBundle(f"{stored.path}: is shorter than its graph requires; build the bundle again")
-    read: torch.Tensor = viewed(torch.from_numpy(content).to(device), getattr(torch, stored.dtype))
+def _vector(initializer: onnx.TensorProto, folder: Path) -> StoredWeight | onnx.TensorProto | None:
+    """Return the weight if it is a vector: in a file, or with several floats in the graph, as joined biases are."""
+    if len(initializer.dims) != 1:
+        return None
+    stored = stored_tensor(initializer, folder)
+    if stored is None and initializer.raw_data and initializer.dims[0] > 1 and initializer.data_type in _FLOATS:
+        return initializer
+    return stored
+
+
+def _read(vector: StoredWeight | onnx.TensorProto, device: torch.device) -> torch.Tensor:
+    if isinstance(vector, onnx.TensorProto):
+        content, dtype = np.frombuffer(vector.raw_data, np.uint8).copy(), from_onnx(vector.data_type)
+    else:
+        content, dtype = np.fromfile(vector.path, np.uint8, vector.nbytes, offset=vector.offset), vector.dtype
+        if content.size < vector.nbytes:
+            raise BadBundle(f"{vector.path}: is shorter than its graph requires; build the bundle again")
+    read: torch.Tensor = viewed(torch.from_numpy(content).to(device), getattr(torch, dtype))
     return read
