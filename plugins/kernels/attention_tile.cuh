@@ -215,7 +215,7 @@ __device__ void accumulate(Rows<C>& rows, const u32 (&q)[D / 16][4], const u16* 
         float base = top[half] == -INFINITE ? 0 : top[half], keep = exp2f(rows.largest[half] - base);
         rows.largest[half] = top[half];
         top[half] = base;
-        rows.weights[half] *= keep;
+        rows.weights[half] = __fmul_rn(rows.weights[half], keep);  // with or without helpers one rounding of its own
 #pragma unroll
         for (int n = 0; n < C / 8; ++n) {
             rows.sum[n][2 * half] *= keep;
