@@ -10,6 +10,7 @@ from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.dtypes import HALF
 from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.recipe.backends import CPU
+from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.check.logits import QUANTIZED_TOLERANCE
 from tandemrt.runtime.check.reference import open_reference, quantizes_activations
 from tandemrt.runtime.check.result import CheckResult, passed_if
@@ -19,7 +20,7 @@ from tandemrt.runtime.requests.vision import tower_inputs
 
 # Differences of an image's states as a share of these states, root mean squares. A GPU multiplies in bfloat16 beside a
 # target of 16 bits: random towers of Gemma 3 and LFM2-VL, whose attention is sharp, are 6 % apart then, others 1 %.
-_TOLERANCE = {"cpu": 1e-4, "cuda": 2e-2}
+_TOLERANCE, _ON_A_GPU = 1e-4, 2e-2
 _IN_BFLOAT16 = 0.2
 _SQUARES = ((1, 1), (2, 5), (6, 4))  # rows and columns of image tokens
 
@@ -33,8 +34,9 @@ def check_tower(bundle: Bundle, entry: VisionEntry, engine: Engine, threads: int
     states = [states_of(engine, image) for image in images]
     shares = [(new - old).norm() / old.norm() for new, old in zip(states, expected, strict=True)]
     share = float(torch.stack(shares).max())  # NaN if any is
-    tolerance, tokens = _TOLERANCE[engine.device.type], sum(image.tokens for image in images)
-    if engine.device.type != "cpu" and bundle.contract("target")["image_states"].dtype in HALF:
+    tokens, on_host = sum(image.tokens for image in images), device_of(engine.device).on_host
+    tolerance = _TOLERANCE if on_host else _ON_A_GPU
+    if not on_host and bundle.contract("target")["image_states"].dtype in HALF:
         tolerance = _IN_BFLOAT16
     if quantizes_activations(bundle, "vision"):
         tolerance = QUANTIZED_TOLERANCE

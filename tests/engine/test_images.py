@@ -472,7 +472,7 @@ def test_the_check_finds_a_tower_with_wrong_states_of_a_single_image(
 
             return SimpleNamespace(run=run)
 
-    monkeypatch.setitem(tower_check._TOLERANCE, "cpu", tower_check._IN_BFLOAT16)
+    monkeypatch.setattr(tower_check, "_TOLERANCE", tower_check._IN_BFLOAT16)
     assert bundle.manifest.vision is not None
     (result,) = check_tower(bundle, bundle.manifest.vision, OneWrong(), 1)  # type: ignore[arg-type]
     assert (result.verdict, len(runs)) == ("fail", 3)
