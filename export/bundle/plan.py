@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tandemrt.engines.contract.contract import BLOCK_SIZE, num_snapshots
 from tandemrt.engines.contract.dtypes import BYTES
-from tandemrt.engines.recipe.backends import BACKENDS, CUDA
+from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.recipe.recipe import Recipe, locate
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest, quoted
 from tandemrt.export.bundle.capacity import SHARE
@@ -61,8 +61,8 @@ def plan(model: str, memory: int) -> PlannedCapacity:
                 f"{quoted(model)}: its target {quoted(recipe.hub_name(folder) or folder)} must be here; download its "
                 f"config.json and {_INDEX} into a folder, and name the folder"
             )
-    elif (limits := BACKENDS[CUDA].default_limits) is not None:
-        batch = limits.batch
+    else:  # the default of a GPU
+        batch = max(each.default_limits.batch for each in BACKENDS.values() if each.default_limits is not None)
     spec = ModelSpec.from_hf(read_json(folder / "config.json"), ignored=ignored)
     weights = _weights(folder)
     contract = spec.contract(capacity=BLOCK_SIZE, dtype=compute, cache="paged", kv_dtype=kv_dtype)

@@ -1,6 +1,7 @@
 """Which matmuls add a bias, whatever the fields of a config say, against models of transformers without weights."""
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -51,14 +52,14 @@ def variants(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def small(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of transformers with few layers and experts."""
+    """The config of transformers with few layers and experts. It is a copy: transformers changes what it reads."""
     layers = config["num_hidden_layers"]
     cut = {
         name: value[:LAYERS] if isinstance(value, list) and len(value) == layers else value
         for name, value in config.items()
         if name not in ("model_type", "architectures", "auto_map", "quantization_config")
     }
-    return cut | {"num_hidden_layers": LAYERS} | {name: min(4, cut[name]) for name in COUNTS if name in cut}
+    return deepcopy(cut) | {"num_hidden_layers": LAYERS} | {name: min(4, cut[name]) for name in COUNTS if name in cut}
 
 
 @pytest.mark.parametrize("name", WITH_ATTENTION)
