@@ -148,9 +148,10 @@ class DraftWindowPlanner:
             return 0
         catch_up = self._catch_up(batch, missed)
         if self.missed_cost:  # what a drafter missed in a long text may cost more than all drafts may lose
-            plain = self.costs.estimate(batch, 0)
-            costs = {step: (self.costs.estimate(batch, step) + catch_up) / plain for step in steps}
-            steps = [step for step in steps if not step or self._budget.affords(costs[step], step)]
+            cost, plain = self.costs.estimate, self.costs.estimate(batch, 0)
+            steps = [
+                step for step in steps if not step or self._budget.affords((cost(batch, step) + catch_up) / plain, step)
+            ]
         due = None if prompts or missed > _FEW_MISSED else self.costs.due(batch, steps)
         if due is not None:
             return due

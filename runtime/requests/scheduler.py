@@ -234,27 +234,21 @@ class Scheduler:
         Returns False when the scheduler is closed and no request is in a slot, in the queue or being validated.
         """
         with self._changed:
-            while not self._has_work(time.monotonic()):
-                if self._closed:
-                    return False
-                self._changed.wait(_seconds_until(self._earliest_deadline))
-            return True
+            return self._awaited(None)
 
     def has_work(self, *, within: float) -> bool:
         """Return whether ``wait_for_work`` would return ``within`` so many seconds, as soon as that is known."""
-        end = time.monotonic() + within
         with self._changed:
-            while not (self._closed or self._has_work(now := time.monotonic())):
-                if now >= end:
-                    return False
-                earliest = self._earliest_deadline
-                self._changed.wait(_seconds_until(end if earliest is None else min(end, earliest)))
-            return True
+            return self._awaited(time.monotonic() + within) or self._closed
 
-    @property
-    def _earliest_deadline(self) -> float | None:
-        deadlines = [each.request.deadline for each in (*self._waiting, *self.validations)]
-        return min((each for each in deadlines if each is not None), default=None)
+    def _awaited(self, end: float | None) -> bool:
+        """Wait for work until ``end``, or until the scheduler is closed; return whether there is some."""
+        while not self._has_work(now := time.monotonic()):
+            if self._closed or (end is not None and now >= end):
+                return False
+            wakes = [end, *(queued.request.deadline for queued in (*self._waiting, *self.validations))]
+            self._changed.wait(_seconds_until(min((wake for wake in wakes if wake is not None), default=None)))
+        return True
 
     def _has_work(self, now: float) -> bool:
         if self._in_slots or self._displaced or self._preempted or self.validations.done(now):
