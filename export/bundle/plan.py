@@ -62,12 +62,13 @@ def plan(model: str, memory: int) -> PlannedCapacity:
                 f"config.json and {_INDEX} into a folder, and name the folder"
             )
     else:  # the default of a GPU
-        batch = max(each.default_limits.batch for each in BACKENDS.values() if each.default_limits is not None)
+        batch = max(backend.default_limits.batch for backend in BACKENDS.values() if backend.default_limits is not None)
     spec = ModelSpec.from_hf(read_json(folder / "config.json"), ignored=ignored)
     weights = _weights(folder)
     contract = spec.contract(capacity=BLOCK_SIZE, dtype=compute, cache="paged", kv_dtype=kv_dtype)
-    kept = [each for each in contract.inputs if each.name.startswith("past_")]
-    sizes = {each.name: prod(each.resolve({"blocks": 1, "slots": 1, "batch": 1})) * BYTES[each.dtype] for each in kept}
+    one = {"blocks": 1, "slots": 1, "batch": 1}
+    past = [binding for binding in contract.inputs if binding.name.startswith("past_")]
+    sizes = {binding.name: prod(binding.resolve(one)) * BYTES[binding.dtype] for binding in past}
     caches = sum(size for name, size in sizes.items() if name.startswith(("past_key.", "past_value.")))
     states, logit = sum(sizes.values()) - caches, BYTES[contract["logits"].dtype]
     token = max(1, caches // BLOCK_SIZE)

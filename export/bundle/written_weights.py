@@ -12,7 +12,7 @@ from tandemrt.export.quantize.dequantized_checkpoint import write_dequantized
 from tandemrt.export.quantize.float_tiles import write_tiles
 from tandemrt.export.quantize.groups import GROUP_SIZE
 from tandemrt.export.quantize.per_channel import write_per_channel
-from tandemrt.export.quantize.stored_weights import packed_format
+from tandemrt.export.quantize.stored_weights import is_rounded_again, packed_format
 from tandemrt.export.read.quantization.scheme import Quantization
 
 _NO_COMPILER = (
@@ -85,10 +85,10 @@ class WeightsWriter:
         bits = BITS.get(model.dtype)
         rounds_again = model.role == "draft" and model.on_cpu  # no text shows it
         schemes = [] if quantization is None else [scheme for _, scheme in quantization.rules if scheme.packed]
-        if rounds_again and bits is not None:
-            # The bits of a format are the same for any number of inputs.
-            schemes = [each for each in schemes if packed_format(each, GROUP_SIZE, on_gpu=False).bits <= bits]
-        keeps = bool(schemes)  # most values
+        keeps = any(  # most values; the bits of a format are the same for any number of inputs
+            not (rounds_again and is_rounded_again(packed_format(scheme, GROUP_SIZE, on_gpu=False), bits))
+            for scheme in schemes
+        )
         title = f"Quantize the weights of {model.role} to {model.dtype}"
         with self.step(title if rounded and not keeps else f"Pack the {model.role}'s weights"):
             written = write_quantized(

@@ -211,7 +211,7 @@ class _Attention:
         """Return [patches, hidden]; ``parts``: queries, keys and values, [1, patches, hidden]."""
         parts = tuple(b.cast(part, self.dtype) for part in parts)
         if self.marks is not None:
-            query, key = (self._marked(b, *each) for each in zip(parts[:2], self.marks, strict=True))
+            query, key = (self._marked(b, rows, mark) for rows, mark in zip(parts[:2], self.marks, strict=True))
             parts = query, key, parts[2]
         if self.windows is None:
             mixed = b.op("Squeeze", self._mixed(b, parts, (1, "patches")), b.constant([0]))

@@ -19,6 +19,7 @@ from tandemrt.export.quantize.groups import GROUP_SIZE, QuantizedMatrix, quantiz
 from tandemrt.export.quantize.matmuls import EMBEDDING, HEAD, groups, matmul_modules, place, place_on_gpu
 from tandemrt.export.quantize.stored_weights import (
     is_quantized,
+    is_rounded_again,
     low_bit_parts,
     packed_format,
     read_float4,
@@ -256,9 +257,9 @@ def _matmuls(
         if scheme is not None and scheme.packed and (module in rounded or is_quantized(module, tensors, scheme)):
             shape = shape_of(module, tensors, scheme)
             form = packed_format(scheme, shape[1], on_gpu=tiles is not None)
-            keeps = True
-            if rounds_again and bits is not None and bits < form.bits and not form.floats:
-                form, keeps = LowBitFormat(bits, GROUP_SIZE), False
+            keeps = not (rounds_again and is_rounded_again(form, bits))
+            if bits is not None and not keeps:
+                form = LowBitFormat(bits, GROUP_SIZE)
             yield _Matmul(module, *shape, _laid_out(form, tiles, interleaved), scheme, keeps)
         elif bits is not None and module in rounded and f"{module}.weight" in tensors:
             shape = (

@@ -66,6 +66,11 @@ def packed_format(scheme: Scheme, inner: int, *, on_gpu: bool) -> LowBitFormat:
     return integer_format(scheme, inner)
 
 
+def is_rounded_again(form: LowBitFormat, bits: int | None) -> bool:
+    """Return whether a weight of this ``packed_format`` is rounded to ``bits`` where weights are rounded again."""
+    return bits is not None and bits < form.bits and not form.floats
+
+
 def shape_of(module: str, tensors: Mapping[str, StoredTensor], scheme: Scheme) -> tuple[int, int]:
     """Return the outputs and inputs of the weight of ``module``. Raises BadCheckpoint for a malformed tensor."""
     if scheme.layout == "gguf":

@@ -11,7 +11,10 @@ UNUSED_FIELDS = {
     ),
     "the stored tensors have it": ("dtype", "torch_dtype"),
     "training only": (
-        *("initializer_range", "attention_dropout", "neftune_noise_alpha", "use_reentrant_checkpointing"),
+        "initializer_range",
+        "attention_dropout",
+        "neftune_noise_alpha",
+        "use_reentrant_checkpointing",
     ),
     "decided by the runtime": ("use_cache", "pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id"),
     "read from the tokenizer's own files": ("tokenizer_class", "sep_token_id", "decoder_start_token_id", "prefix"),
@@ -21,7 +24,9 @@ UNUSED_FIELDS = {
     ),
     "classifiers only": ("id2label", "label2id", "problem_type", "finetuning_task", "task_specific_params"),
     "memory use of another implementation": (
-        *("chunk_size_feed_forward", "_attn_implementation_autoset", "_flash_attn_2_enabled"),
+        "chunk_size_feed_forward",
+        "_attn_implementation_autoset",
+        "_flash_attn_2_enabled",
     ),
     "settings of a runtime in a browser": ("transformers.js_config",),
     "only read to derive layer_types": ("max_window_layers", "_sliding_window_pattern"),
