@@ -54,7 +54,18 @@ _ANNOTATIONS = frozenset(
 _NAMES = sorted(SUPPORTED | UNSUPPORTED.keys() | _OLDER)
 _MIN_SIMILARITY = 0.85  # of difflib; allows one wrong letter in a name of seven
 
-
+_TEXT = {"type": "string"}
+_TEXTS = {"type": "array", "items": _TEXT, "uniqueItems": True}
+_SUBSCHEMA = {"anyOf": [{"type": "boolean"}, {"$ref": "#"}]}
+_SUBSCHEMAS = {"type": "object", "additionalProperties": _SUBSCHEMA}
+# Keywords that older metaschemas do not describe; they mean in older dialects what they mean in 2020-12.
+_NEWER: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(("$ref", "$dynamicRef", "$anchor", "$dynamicAnchor"), _TEXT),
+    **dict.fromkeys(("if", "then", "else", "contains", "propertyNames", *UNEVALUATED), _SUBSCHEMA),
+    **dict.fromkeys(("$defs", "dependentSchemas"), _SUBSCHEMAS),
+    "prefixItems": {"type": "array", "minItems": 1, "items": _SUBSCHEMA},
+    "dependentRequired": {"type": "object", "additionalProperties": _TEXTS},
+}
 _OLDER_FORMS = (["items"], ["exclusiveMinimum"], ["exclusiveMaximum"])
 
 
@@ -146,7 +157,10 @@ def _error(schema: Any, dialect: str) -> jsonschema.ValidationError | None:
 def _meta_validator(cls: type[jsonschema.protocols.Validator]) -> jsonschema.protocols.Validator:
     formats = jsonschema.FormatChecker(())
     formats.checkers = {**cls.FORMAT_CHECKER.checkers, "regex": (_is_pattern, ())}
-    return cls(cls.META_SCHEMA, format_checker=formats)
+    meta = dict(cls.META_SCHEMA)
+    if cls is not jsonschema.Draft202012Validator:
+        meta["properties"] = _NEWER | meta["properties"]
+    return cls(meta, format_checker=formats)
 
 
 def _is_pattern(text: object) -> bool:

@@ -95,9 +95,11 @@ def _enum(value: Any, _: bool) -> bool:
 
 
 def _pattern(value: Any, _: bool) -> bool:
+    if not isinstance(value, str):
+        return False
     try:
         read(value)
-    except (UnsupportedPattern, TypeError):
+    except UnsupportedPattern:
         return False
     return True
 
@@ -127,7 +129,7 @@ _FORMS: dict[str, Callable[[Any, bool], bool]] = {
     "multipleOf": lambda value, draft4: _number(value, draft4) and value > 0,
     **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _count),
     **dict.fromkeys(("minContains", "maxContains"), _count),
-    **dict.fromkeys(("uniqueItems", "deprecated", "readOnly", "writeOnly", "$recursiveAnchor"), _flag),
+    **dict.fromkeys(("uniqueItems", "deprecated", "readOnly", "writeOnly"), _flag),
     "type": _type,
     "required": _texts,
     "enum": _enum,
@@ -136,5 +138,5 @@ _FORMS: dict[str, Callable[[Any, bool], bool]] = {
     "dependentRequired": _needs,
     "examples": lambda value, _: isinstance(value, list),
     "$vocabulary": lambda *_: False,
-    "$recursiveRef": lambda *_: False,
+    **dict.fromkeys(("$recursiveAnchor", "$recursiveRef"), lambda *_: False),
 }
