@@ -62,7 +62,8 @@ def tekken_folder(folder: Path) -> tiktoken.Encoding:
         b"or",
         "漢".encode(),
     ]
-    vocabulary = [{"rank": at, "token_bytes": base64.b64encode(each).decode()} for at, each in enumerate(ranks)]
+    stored = [*ranks, b"ll", b"ox"]  # a file may hold more tokens than the vocabulary has
+    vocabulary = [{"rank": at, "token_bytes": base64.b64encode(each).decode()} for at, each in enumerate(stored)]
     config = {"pattern": WORDS, "default_vocab_size": len(ranks) + 4, "default_num_special_tokens": 4, "version": "v7"}
     special = [{"rank": at, "token_str": each, "is_control": True} for at, each in enumerate(SPECIAL)]
     data = {"config": config, "vocab": vocabulary, "special_tokens": special}

@@ -91,6 +91,20 @@ def test_every_line_gets_the_answer_of_the_server(demo_bundle: Path, served: Ser
     assert {error["custom_id"] for error in errors} == {request.custom_id for request in lines[8:]}
 
 
+def test_an_interrupted_batch_ends_as_an_interrupted_command(
+    demo_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tandemrt.runtime.cli.batch._run", interrupted)
+    file = write_lines(tmp_path / "in.jsonl", completions(1))
+    command = ["batch", f"demo={demo_bundle}", file, "--out", tmp_path / "out", "--threads", "1"]
+    result = CliRunner().invoke(app, [*map(str, command)])
+    assert result.exit_code == 130
+    assert result.output == "interrupted; the same command continues\n"
+
+
 def test_files_and_batches_are_served_only_with_a_folder(served: Served) -> None:
     assert served.ask("/v1/files")[0] == 404
     assert served.ask("/v1/batches", {})[0] == 404

@@ -609,6 +609,22 @@ def test_a_published_config_is_read(name):
     assert holds(ModelSpec.from_hf(json.loads(config)))
 
 
+@pytest.mark.parametrize(
+    ("name", "full", "sliding"),
+    [
+        ("gemma-4-E2B-it", (512, 512), (256, 256)),
+        ("gemma-4-31B-it", (512, 512), (256, 256)),
+        ("Step-3.5-Flash", (128, 64), (128, 128)),
+        ("MiMo-V2-Flash", (192, 64), (192, 64)),
+    ],
+)
+def test_each_kind_of_layer_rotates_its_own_share_of_its_own_heads(name, full, sliding):
+    spec = ModelSpec.from_hf(json.loads(PUBLISHED[name][0]))
+    kinds = {(slides, spec.heads_of(layer).dim, spec.rope_of(layer).rotated)
+             for layer, slides in enumerate(spec.sliding_layers)}  # fmt: skip
+    assert kinds == {(False, *full), (True, *sliding)}
+
+
 REQUIRED = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "gptj": {"rotary_dim": 16},

@@ -26,10 +26,12 @@ from tandemrt.export.model.rotary import head_order
 from tandemrt.export.quantize.gguf.split import vision_files
 from tandemrt.export.read.rope import Rope
 from tandemrt.runtime.check.decoder_run import DecodePlan
+from tandemrt.runtime.check.memory import measure_memory
 from tandemrt.runtime.check.texts import GeneratedTexts, _first_error
 from tandemrt.runtime.constraints.ordinary import OrdinaryTokens
 from tandemrt.runtime.grammars import bitmask
 from tandemrt.runtime.grammars.sources import read
+from tandemrt.runtime.grammars.tag_grammar import split_at_token
 from tandemrt.runtime.requests.images import Image, PromptImages
 from tandemrt.runtime.requests.prompt_logprobs import ReplayGrammar
 from tandemrt.runtime.servers.batch import batches
@@ -199,3 +201,30 @@ def test_a_rank_runs_every_command_up_to_zeros() -> None:
     link.run_commands(lambda command: seen.append(command.tolist()))
     assert seen == [[1, 0], [0, 2]]
     assert [done.acquire(blocking=False) for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a<x>b<y>", ("a", [1, "b", 2])),
+        ("<y><x>b", ("", [2, 1, "b"])),
+        ("a<xy>b", ("a", [3, "b"])),  # the longest name
+        ("ab", ("ab", [])),
+    ],
+)
+def test_a_text_is_split_at_each_of_its_control_tokens(text: str, parts: tuple[str, list[str | int]]) -> None:
+    assert split_at_token(text, {"<x>": 1, "<y>": 2, "<xy>": 3}) == parts
+
+
+def test_the_memory_of_every_cache_is_counted_in_bytes() -> None:
+    caches = [SimpleNamespace(tensors={"k": np.zeros((2, 3), kind), "v": np.zeros(5, kind)}) for kind in ("f2", "f4")]
+    loop = SimpleNamespace(
+        target=SimpleNamespace(cache=caches[0]),
+        drafter=SimpleNamespace(caches=caches[1:]),
+        streams=SimpleNamespace(device=SimpleNamespace(type="cpu")),
+    )
+    llm = cast("Any", SimpleNamespace(loop=loop))
+    measured = measure_memory(llm, {"cpu": 2_000_000}, {"cpu": 9_000_000, "cuda": 1})
+    assert measured.numbers == {"caches": 11 * 2 + 11 * 4, "opened": 7_000_000}
+    assert measured.result.startswith("7 MB taken by opening")
+    assert measure_memory(llm, {"cuda": 1}, {"cuda": 2}).numbers == {"caches": 66}
