@@ -262,13 +262,19 @@ def test_keys_and_values_that_no_layer_reads_may_be_stored(tmp_path: Path) -> No
 
 
 def test_gpt2_is_read_under_the_names_of_its_first_checkpoints(tmp_path: Path) -> None:
-    model = make_checkpoint("gpt2", tmp_path)
+    model, longest = make_checkpoint("gpt2", tmp_path), 128
     tensors = load_file(tmp_path / "model.safetensors")
     tensors = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 9, 9)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     text = texts()[0]
-    assert_close(Decoder(tmp_path, "grouped", batch=1, capacity=CAPACITY)([text], [0])[0], expected_logits(model, text))
+    assert ModelSpec.from_hf(Checkpoint.open(tmp_path).config).max_length == longest
+    decode = Decoder(tmp_path, "grouped", batch=1, capacity=longest + 8)
+    assert_close(decode([text], [0])[0], expected_logits(model, text))
+    text = [each % VOCAB for each in range(longest)]
+    decode([text], [0])
+    # A draft window may go beyond the last learned position. That changes nothing of the tokens up to it.
+    assert_close(decode([[*text[-2:], 5, 6, 7]], [longest - 2])[0, :2], expected_logits(model, text)[-2:])
     tensors["h.0.attn.c_attn.weight"] = torch.zeros(128, 385)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(BadCheckpoint, match=r"c_attn.weight' should have 384 columns"):
