@@ -116,6 +116,10 @@ def parts_of(form: ToolCallFormat) -> tuple[str, list[str]]:
     return form.fields.after, form.after_field
 
 
+def first_of(words: list[str], text: str) -> int:
+    return min(at for word in words if (at := text.find(word)) >= 0)
+
+
 @settings(deadline=None)
 @given(name=st.sampled_from(IN_TAGS), data=st.data(), size=st.sampled_from([1, 3, 1000]))
 def test_an_argument_in_tags_may_contain_its_end(name: str, data: st.DataObject, size: int) -> None:
@@ -124,8 +128,8 @@ def test_an_argument_in_tags_may_contain_its_end(name: str, data: st.DataObject,
     end, following = parts_of(form)
     pieces = st.sampled_from([end, end.strip(), end[:-1], *following, *(text[:-1] for text in following), "\n", "a"])
     value = "".join(data.draw(st.lists(pieces, max_size=6)))
-    ends = [end + text for text in following]
-    assume(all((value + each).find(other) in (-1, len(value)) for each in ends for other in ends))
+    ends = [each + text for each in (end, end.lstrip()) for text in following]
+    assume(all(first_of(ends, value + end + text) == len(value) for text in following))
     calls = [
         ("get_all", {"kind": "(c)", "unit": value}),
         ("get", {"query": value, "count": 1}),
@@ -145,6 +149,19 @@ def test_an_argument_in_tags_ends_where_another_argument_begins_or_the_call_ends
     assert not accepts(form, written(name, [("get", {"query": f"a{end}{begin}b"})]))
     _, [[_, arguments]] = parsed(form, written(name, [("get", {"query": f"a{end}{last}b"})]), 1)
     assert json.loads(arguments) == {"query": "a"}
+
+
+@pytest.mark.parametrize("name", ["qwen coder", "qwen coder with line breaks"])
+@pytest.mark.parametrize("query", ["", "a", "a\n", " a </parameter> b", "</parameter"])
+def test_a_text_ends_without_the_line_break_that_the_template_writes(name: str, query: str) -> None:
+    """Qwen3.6 forgets it at times. The rest of the answer is no part of the argument then."""
+    form, calls = format_of(name), [("get", {"query": query, "count": 1}), ("get", {"query": query})]
+    text = written(name, calls).replace(f"query>\n{query}\n", f"query>\n{query}")
+    kept = [("get", {**arguments, "query": query.removesuffix("\n")}) for _, arguments in calls]
+    assert accepts(form, text)
+    for size in (1, 3, 1000):
+        content, read_calls = parsed(form, text, size)
+        assert (content.strip(), [(each, json.loads(arguments)) for each, arguments in read_calls]) == ("", kept)
 
 
 HARMONY = "commentary to=functions.get <|constrain|>json<|message|>{}"
@@ -217,6 +234,8 @@ def one(schema: Any, **more: Any) -> dict[str, Any]:
     return {"f": {"type": "object", "properties": {"p": schema}, "required": ["p"], **more}}
 
 
+WITHOUT_BREAK = "</parameter>\n</function>\n</tool_call>"
+COLOR = {"type": "string", "enum": ["red", "blue"]}
 CODER = "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>\n</tool_call>"
 
 
@@ -249,6 +268,16 @@ CODER = "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>
         ({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}, ["a", '["a"]'], []),
         ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "null"}]}, ["a", "null"], []),
         ({"anyOf": [{"type": "string", "maxLength": 3}, {"type": "string"}]}, ["abcd"], []),
+        ({"anyOf": [COLOR, {"type": "null"}], "default": None}, ["red", "null"], ["green", '"red"', ""]),
+        ({"anyOf": [COLOR, {"const": "none"}]}, ["red", "none"], ["green", '"red"']),
+        ({"anyOf": [{"anyOf": [COLOR, {"enum": [1]}]}, {"type": "boolean"}]}, ["red", "2", "true"], []),
+        ({"oneOf": [{"const": "a", "title": "A"}, {"enum": ["b", "c"]}, {"const": "c"}]}, ["a", "b"], ["c", "d"]),
+        ({"type": "string", "anyOf": [COLOR, {"const": 1}]}, ["red"], ["1", "green"]),
+        ({"anyOf": [COLOR, {"type": "string"}]}, ["red", "green"], []),
+        ({"allOf": [COLOR], "default": "red"}, ["red"], ["green"]),
+        ({"type": "string", "enum": ["a", None]}, ["a"], ["null"]),
+        ({"type": "integer", "enum": [1.0, 2.5, "1"]}, ["1"], ["2.5", '"1"']),
+        (True, ["a", "1", "[1]"], []),
     ],
 )
 def test_an_argument_outside_json_obeys_its_schema(schema: Any, good: list[str], bad: list[str]) -> None:
@@ -265,6 +294,7 @@ def test_an_argument_outside_json_obeys_its_schema(schema: Any, good: list[str],
         ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "1", "1"),
         ({"type": "string"}, 'a "b"\\\n', 'a "b"\\\n'),
         ({"type": "array"}, '["\\n</parameter>", "\\""]', ["\n</parameter>", '"']),
+        ({"type": "string", "maxLength": 99}, f"a{WITHOUT_BREAK}", f"a{WITHOUT_BREAK}"),
         ({"type": "number"}, "1.5", 1.5),
         ({"type": ["string", "integer"]}, "1", 1),
         ({"type": ["string", "integer"]}, "1.5", "1.5"),
@@ -279,6 +309,7 @@ def test_an_argument_outside_json_obeys_its_schema(schema: Any, good: list[str],
     ],
 )
 def test_an_argument_outside_json_becomes_its_value(schema: Any, text: str, value: Any) -> None:
+    assert accepts(format_of("qwen coder"), CODER.format(text), one(schema))
     for size in (1, 2, 1000):
         content, [[name, arguments]] = parsed(format_of("qwen coder"), CODER.format(text), size, one(schema))
         assert (content, name, json.loads(arguments)) == ("", "f", {"p": value})
@@ -294,12 +325,41 @@ def test_an_argument_outside_json_becomes_its_value(schema: Any, text: str, valu
         ({"f": {"type": "object", "required": ["q"]}}, "the required property 'q'"),
         ({"f": {"type": "object", "properties": {"a>b": {"type": "integer"}}}}, "the property name 'a>b'"),
         ({"f": {"type": "object", "properties": {"a": False}}}, "a property with the schema 'false'"),
+        (one({"type": "integer"}, anyOf=[{"required": ["p"]}]), "the keyword 'anyOf'"),
     ],
 )
 def test_an_argument_that_cannot_be_enforced_outside_json_is_rejected(parameters: Any, message: str) -> None:
     with pytest.raises(BadRequest, match=f"tools: .*{message}"):
         format_of("qwen coder").structural_tag(parameters, parallel=True)
     HERMES.structural_tag(parameters, parallel=True)
+
+
+@pytest.mark.parametrize("more", [{"additionalProperties": {}}, {"x-order": 1}, {"strict": True}, {"nullable": False}])
+def test_keywords_without_effect_leave_a_function_as_it_is(more: dict[str, Any]) -> None:
+    assert accepts(format_of("qwen coder"), CODER.format("1"), one({"type": "integer"}, **more))
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"type": "object", "required": None},
+        {"type": "object", "properties": None},
+        {"type": "object", "properties": {"p": {"enum": None}}},
+        {"type": "object", "properties": {"p": {"enum": "ab"}}},
+        {"type": "object", "properties": {"p": {"anyOf": {}}}},
+        {"type": "object", "properties": {"p": {"allOf": []}}},
+    ],
+)
+def test_parameters_that_are_no_json_schema_are_rejected(parameters: Any) -> None:
+    for name in ("qwen coder", "hermes"):
+        with pytest.raises(BadRequest, match="not a JSON schema at #"):
+            accepts(format_of(name), "", {"f": parameters})
+
+
+def test_an_optional_argument_without_a_value_is_left_out() -> None:
+    parameters = one({"type": "integer"})
+    parameters["f"]["properties"]["never"] = {"enum": []}
+    assert accepts(format_of("qwen coder"), CODER.format("1"), parameters)
 
 
 def test_the_types_of_an_argument_are_read_through_16_choices() -> None:

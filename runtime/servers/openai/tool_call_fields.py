@@ -16,13 +16,16 @@ from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.runtime.grammars.notation import NOTATIONS, Style
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
+from tandemrt.runtime.grammars.schema.dialect import dialect_of, keywords
 
 Kind = Literal["text", "text or json", "json"]
 
 _NOTES = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
 _DEFINITIONS = ("$defs", "definitions")
-_OBJECT = ("type", "properties", "required", "additionalProperties", "$schema", "$id", *_NOTES, *_DEFINITIONS)
+_CHOICES = ("anyOf", "oneOf")
+_READ = {"type", "properties", "required", "additionalProperties"}
 _ANY_TEXT = {"type": "any_text"}
+_MOST_CHOICES = 16  # inside each other
 _LONGEST_TEXT = 1000  # characters of a counted text; the grammar has a state for each
 
 
@@ -49,15 +52,21 @@ def field_parts(
 
     Raises BadRequest for parameters that cannot be enforced in this form.
     """
+    dialect = dialect_of(dict(parameters))
+    if other := next((key for key in keywords(dict(parameters), dialect) if key not in _READ), None):
+        raise _unsupported(function, f"the keyword {quoted(other)} together with properties")
     parts = []
-    for name, schema, kind, _ in fields(function, parameters):
-        value = {"type": "json_schema", "json_schema": schema, "style": style}
-        content = value if kind == "json" else _text(schema, style)
-        tag = {"type": "tag", "begin": tags.begin(name, kind), "content": content, "end": tags.after}
+    for field in fields(function, parameters):
+        value = {"type": "json_schema", "json_schema": field.schema, "style": style}
+        content = value if field.kind == "json" else _text(field.schema, style)
+        begin, end = tags.begin(field.name, field.kind), field.ends(tags, style)[-1]
+        tag = {"type": "tag", "begin": begin, "content": content, "end": end}
         if content == _ANY_TEXT:
             tag["followed_by"] = followed_by
-        required = name in parameters.get("required", ())
-        parts.append(tag if required else {"type": "optional", "content": tag})
+        if field.name in parameters.get("required", ()):
+            parts.append(tag)
+        elif field.types:  # an empty enum has no value
+            parts.append({"type": "optional", "content": tag})
     return parts
 
 
@@ -68,6 +77,11 @@ class Field(NamedTuple):
     schema: Any
     kind: Kind
     types: frozenset[str]
+
+    def ends(self, tags: FieldTags, style: Style) -> tuple[str, ...]:
+        """Return the texts that may end this argument: models forget the line break after a text (Qwen3.6)."""
+        is_free = self.kind != "json" and _text(self.schema, style) == _ANY_TEXT
+        return (tags.after, tags.after.lstrip()) if is_free else (tags.after,)
 
     def value(self, text: str, style: Style) -> str:
         """Return, as JSON, the value of a text without quotes: its own, if it has one of ``types``, else a string."""
@@ -96,6 +110,7 @@ _TYPES: dict[type, tuple[str, ...]] = {
     list: ("array",),
     dict: ("object",),
 }
+_ALL_TYPES = frozenset({"string"}.union(*_TYPES.values()))
 
 
 def _reject_constant(name: str) -> None:
@@ -104,10 +119,8 @@ def _reject_constant(name: str) -> None:
 
 def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[Field]:
     """Yield the arguments. Raises BadRequest for parameters that cannot be enforced."""
-    if other := next((key for key in parameters if key not in _OBJECT), None):
-        raise _unsupported(function, f"the keyword {quoted(other)} together with properties")
     properties, extra = parameters.get("properties", {}), parameters.get("additionalProperties", True)
-    if not isinstance(properties, Mapping) or not isinstance(extra, bool):
+    if not isinstance(extra, bool) and extra != {}:
         raise _unsupported(function, f"properties that are not listed by name ({quoted(extra)})")
     required = parameters.get("required", [])
     if missing := next((name for name in required if name not in properties), None):
@@ -117,6 +130,9 @@ def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[Field]:
         if not name or any(letter in "<>\"'=\n\x00" for letter in name):
             raise _unsupported(function, f"the property name {quoted(name)}")
         schema = _resolved(function, declared, parameters)
+        values = _listed(function, schema, parameters)
+        if values is not None:
+            schema = {key: value for key, value in schema.items() if key not in _CHOICES} | {"enum": values}
         types = frozenset(_types(function, schema, parameters))
         kind: Kind = "json" if "string" not in types else "text" if types == {"string"} else "text or json"
         yield Field(name, schema | definitions if kind == "json" else schema, kind, types)
@@ -124,20 +140,47 @@ def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[Field]:
 
 def _types(function: str, schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> set[str]:
     """Return the types that a schema allows, or all if it names none."""
-    if depth > 16:
+    if depth > _MOST_CHOICES:
         raise _unsupported(function, "a reference to itself")
     if "enum" in schema or "const" in schema:
-        return {kind for value in _values(schema) for kind in _TYPES.get(type(value), ("string",))}
+        return {kind for value in _values(schema) for kind in _types_of(value)}
     types = schema.get("type")
     if isinstance(types, str):
         return {types}
     if isinstance(types, list):
         return set(types)
-    for keyword in ("anyOf", "oneOf"):
-        if isinstance(schema.get(keyword), list):
+    for keyword in _CHOICES:
+        if keyword in schema:
             branches = [_resolved(function, each, root) for each in schema[keyword]]
             return {each for branch in branches for each in _types(function, branch, root, depth + 1)}
     return {"string", "json"}
+
+
+def _listed(function: str, schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> list[Any] | None:
+    """Return the values that a schema lists, also over choices of such schemas and null, or None if it does not."""
+    types, keyword = schema.get("type"), next((key for key in _CHOICES if key in schema), None)
+    if "enum" in schema or "const" in schema:
+        values = _values(schema)
+    elif types == "null":
+        return [None]
+    elif keyword is None or set(schema) - {keyword, "type", *_NOTES} or depth > _MOST_CHOICES:
+        return None
+    else:
+        branches = (_resolved(function, each, root) for each in schema[keyword])
+        listed = [_listed(function, branch, root, depth + 1) for branch in branches]
+        if None in listed:
+            return None
+        values = [value for branch in listed for value in branch or ()]
+        if keyword == "oneOf":
+            texts = [json.dumps(value, sort_keys=True) for value in values]
+            values = [value for value, text in zip(values, texts, strict=True) if texts.count(text) == 1]
+    allowed = {types} if isinstance(types, str) else set(types or _ALL_TYPES)
+    return [value for value in values if allowed & _types_of(value)]
+
+
+def _types_of(value: Any) -> set[str]:
+    whole = isinstance(value, float) and value.is_integer()
+    return {*_TYPES.get(type(value), ("string",)), *(("integer",) if whole else ())}
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any]:
@@ -181,9 +224,12 @@ def _regex(pattern: str) -> dict[str, Any]:
 
 
 def _resolved(function: str, schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with its reference to a definition replaced by that definition."""
+    """Return a schema with its reference to a definition, or the only schema of its allOf, in its place."""
     seen: set[str] = set()
-    while isinstance(schema, Mapping) and "$ref" in schema:
+    while isinstance(schema, Mapping) and ("$ref" in schema or _wraps(schema)):
+        if "$ref" not in schema:
+            schema = schema["allOf"][0]
+            continue
         target = schema["$ref"]
         parts = target.split("/") if isinstance(target, str) else []
         known = len(parts) == 3 and parts[0] == "#" and parts[1] in _DEFINITIONS and target not in seen
@@ -191,9 +237,16 @@ def _resolved(function: str, schema: Any, root: Mapping[str, Any]) -> dict[str, 
             raise _unsupported(function, f"the reference {quoted(target)}; only a definition in $defs can be named")
         seen.add(target)
         schema = root[parts[1]][parts[2]]
+    if schema is True:
+        return {}
     if not isinstance(schema, Mapping):
         raise _unsupported(function, f"a property with the schema {quoted(json.dumps(schema, default=str))}")
     return dict(schema)
+
+
+def _wraps(schema: Mapping[str, Any]) -> bool:
+    """Whether ``schema`` is an allOf of one schema, as pydantic writes a reference with a default."""
+    return len(schema.get("allOf", ())) == 1 and not set(schema) - {"allOf", *_NOTES}
 
 
 def _unsupported(function: str, what: str) -> BadRequest:

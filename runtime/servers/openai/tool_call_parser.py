@@ -1,7 +1,7 @@
 """Incremental parser of text with tool calls in the format of a model."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from tandemrt.runtime.grammars.notation import NOTATIONS, Style
@@ -145,7 +145,7 @@ class TaggedCallParser:
                 field = begins[begin]
                 self._take(begin)
                 yield f"{separator}{json.dumps(field.name, ensure_ascii=False)}: "
-                yield from self._value(field, tags.after)
+                yield from self._value(field, tags)
                 separator = ", "
             elif any(map(self._held.startswith, ends)):
                 yield "}" if separator == ", " else "{}"
@@ -153,8 +153,9 @@ class TaggedCallParser:
             else:
                 yield None
 
-    def _value(self, field: Field, end: str) -> Iterator[str | None]:
+    def _value(self, field: Field, tags: FieldTags) -> Iterator[str | None]:
         if field.kind == "json":
+            end = tags.after
             if self._format.style == "json":
                 yield from self._json_value(end)
                 return
@@ -163,17 +164,18 @@ class TaggedCallParser:
                 yield None
             self._take(end)
             return
-        yield from self._text_value(field, end)
-        self._take(end)
+        ends = field.ends(tags, self._format.style)
+        yield from self._text_value(field, ends)
+        self._take(next(filter(self._held.startswith, ends)))
 
-    def _text_value(self, field: Field, end: str) -> Iterator[str | None]:
-        """Read a text up to the first ``end`` that the next argument or the end of the call follows."""
-        ends = [end + following for following in self._format.after_field]
+    def _text_value(self, field: Field, ends: Sequence[str]) -> Iterator[str | None]:
+        """Read a text up to the first of ``ends`` that the next argument or the end of the call follows."""
+        followed = [end + following for end in ends for following in self._format.after_field]
         whole = field.kind == "text or json"
         if not whole:
             yield '"'
-        while not (ended := [at for each in ends if (at := self._held.find(each)) >= 0]):
-            uncertain = max(_partial(self._held, each) for each in ends)
+        while not (ended := [at for each in followed if (at := self._held.find(each)) >= 0]):
+            uncertain = max(_partial(self._held, each) for each in followed)
             if not whole and (text := self._take(self._held[: len(self._held) - uncertain])):
                 yield json.dumps(text, ensure_ascii=False)[1:-1]
             yield None
