@@ -256,6 +256,29 @@ def test_context_management_that_keeps_all_thinking_is_taken_without_effect(serv
     assert (status, answer["error"]["param"]) == (400, "context_management")
 
 
+def test_other_fields_of_claude_code_have_no_effect(served: Served) -> None:
+    body = {"max_tokens": 9, "messages": [{"role": "user", "content": "Two boxes."}], "seed": 7, "system": "x"}
+    plain = served.ask("/v1/messages", body)[1]
+    tools = [{**TOOLS[0], "defer_loading": True, "eager_input_streaming": True}]
+    control = {"type": "ephemeral", "ttl": "1h", "scope": "global"}
+    body |= {"system": [{"type": "text", "text": "x", "cache_control": control}], "diagnostics": {"a": None}}
+    status, answer, _ = served.ask("/v1/messages", {**body, "tools": tools, "tool_choice": {"type": "none"}})
+    assert (status, answer["content"]) == (200, plain["content"])
+
+
+@pytest.mark.parametrize("content", ["", []])
+def test_a_message_without_content_is_an_empty_one(served: Served, content: Any) -> None:
+    messages = [{"role": "user", "content": content}]
+    assert as_messages(messages) == [{"role": "user", "content": ""}]
+    assert served.ask("/v1/messages", {"messages": messages, "max_tokens": 1})[0] == 200
+
+
+def test_a_result_that_refers_to_tools_names_them() -> None:
+    references = [{"type": "tool_reference", "tool_name": name} for name in ("count", "send")]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": [*references, {"type": "text", "text": "."}]}
+    assert as_messages([{"role": "user", "content": [result]}])[0]["content"] == "count\nsend\n."
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -192,6 +192,8 @@ def test_fields_without_effect_are_accepted(client: openai.OpenAI) -> None:
         "reasoning": {"summary": "auto"},
         "text": {"verbosity": "medium"},
     }
-    plain, full = client.responses.create(**asked), client.responses.create(**asked, **ignored)
+    plain = client.responses.create(**asked)
+    asked["extra_body"] |= {"client_metadata": {"x-codex-installation-id": "a"}}
+    full = client.responses.create(**asked, **ignored)
     assert items(full) == items(plain)
     assert full.metadata == {"a": "b"}

@@ -14,6 +14,7 @@ _FIELDS = {  # of each type of block
     "thinking": ("thinking", "signature"),  # thinking needs no proof here: nothing hides its text
     "tool_use": ("id", "name", "input"),
     "tool_result": ("tool_use_id", "content", "is_error"),  # templates know no errors of tools
+    "tool_reference": ("tool_name",),  # the prompt describes all tools, so their names are enough
 }
 _BLOCKS = {
     "user": ("text", "image", "tool_result"),
@@ -59,7 +60,7 @@ def _messages(place: str, message: Any) -> Iterator[dict[str, Any]]:
         result = block.get("content")
         content = "" if result is None else _content(f"{here}.content", result)
         yield {"role": "tool", "tool_call_id": _string(here, block, "tool_use_id"), "content": content}
-    if parts:
+    if parts or not blocks:
         yield {"role": role, "content": _joined(parts)}
 
 
@@ -103,14 +104,16 @@ def _blocks(place: str, content: Any, types: tuple[str, ...]) -> Iterator[Mappin
 
 def _content(place: str, content: Any) -> str | list[Part]:
     """Return the result of a tool as the content of a chat message."""
-    blocks = _blocks(place, content, ("text", "image"))
+    blocks = _blocks(place, content, ("text", "image", "tool_reference"))
     return _joined([_part(f"{place}.{at}", block) for at, block in enumerate(blocks)])
 
 
 def _part(place: str, block: Mapping[str, Any]) -> Part:
-    """Return a block of text, or of an image, as a part of a chat message."""
+    """Return a block of text, of an image, or of a tool's name, as a part of a chat message."""
     if block["type"] == "text":
         return {"type": "text", "text": block["text"]}
+    if block["type"] == "tool_reference":
+        return {"type": "text", "text": _string(place, block, "tool_name") + "\n"}
     source = block.get("source")
     if isinstance(source, Mapping) and source.get("type") == "url":
         return {"type": "image_url", "image_url": {"url": _string(f"{place}.source", source, "url")}}

@@ -56,7 +56,8 @@ _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 class MessagesTool(RequestObject):
     """A function that the model may call. Its input always obeys ``input_schema``, whatever ``strict`` is.
 
-    ``cache_control`` and ``eager_input_streaming`` have no effect: prefixes are always cached, inputs always streamed.
+    ``cache_control``, ``eager_input_streaming`` and ``defer_loading`` have no effect: prefixes are always cached,
+    inputs always streamed, and all tools described.
     """
 
     name: FunctionName
@@ -66,6 +67,7 @@ class MessagesTool(RequestObject):
     strict: StrictBool | None = None
     cache_control: dict[str, Any] | None = None
     eager_input_streaming: StrictBool | None = None
+    defer_loading: StrictBool | None = None
 
     def of_chat(self) -> dict[str, Any]:
         """Return the tool in the form of a chat."""
@@ -102,7 +104,7 @@ class Metadata(RequestObject):
 
 
 class MessagesFields(ChatOptions):
-    """Fields of /v1/messages. ``cache_control`` has no effect: prefixes are always cached."""
+    """Fields of /v1/messages. ``cache_control`` and ``diagnostics`` have no effect: prefixes are always cached."""
 
     messages: Any
     model: Text | None = None
@@ -115,6 +117,7 @@ class MessagesFields(ChatOptions):
     tool_choice: ToolChoice | None = None
     metadata: Metadata = Metadata()
     cache_control: dict[str, Any] | None = None
+    diagnostics: dict[str, Any] | None = None  # of Claude Code
 
 
 def parse_messages_request(body: Mapping[str, Any], templates: Mapping[str, str]) -> CompletionRequest:

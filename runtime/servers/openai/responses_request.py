@@ -103,7 +103,8 @@ class ReasoningOptions(RequestObject):
 class ResponsesFields(RequestFields, ChatOptions):
     """Fields of /v1/responses.
 
-    ``include`` may ask for encrypted reasoning, which has no effect: reasoning items hold their text.
+    ``include`` may ask for encrypted reasoning, which has no effect: reasoning items hold their text. Nor has
+    ``client_metadata``, which Codex sends.
     """
 
     input: Any
@@ -115,6 +116,7 @@ class ResponsesFields(RequestFields, ChatOptions):
     tools: list[ResponsesTool] = Field(default_factory=list)  # type: ignore[assignment]  # another form
     tool_choice: Literal["none", "auto", "required"] | FunctionToolChoice = "auto"
     parallel_tool_calls: StrictBool = True
+    client_metadata: dict[str, Any] | None = None
 
 
 def parse_responses(body: Mapping[str, Any], templates: Mapping[str, str]) -> CompletionRequest:
