@@ -111,7 +111,9 @@ class Admission:
         params = params.checked()
         limits = self._bundle.limits
         deadline = None if params.timeout_s is None else arrival_time + params.timeout_s
-        ids, images = self._prompts.read(prompt, deadline, client, last=self._last_tokens(params))
+        ids, images = self._prompts.read(
+            prompt, deadline, client, last=self._last_tokens(params), salt=params.cache_salt
+        )
         room = limits.length - len(ids)
         defaults = dict(self._defaults)
         if "max_tokens" in defaults:  # a recommendation for prompts of any length

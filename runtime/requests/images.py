@@ -33,7 +33,7 @@ class Image:
     """An image, or a tile of one, in patches: uint8 [patches, colours], square by square.
 
     ``rows`` and ``columns``: of patches. ``before``: tokens of a prompt before it. ``digest`` names the image as the
-    tower sees it.
+    tower sees it. ``salt``: of the prompts that share its states.
     """
 
     patches: npt.NDArray[np.uint8]
@@ -41,6 +41,7 @@ class Image:
     columns: int
     entry: VisionEntry
     before: Sequence[int] = ()
+    salt: str | None = None
 
     def __post_init__(self) -> None:
         grid = f"{self.rows} {self.columns} ".encode()
@@ -196,8 +197,11 @@ class ImageReader:
             )
         return without, sources
 
-    def read(self, image: ImageSource, in_worker: InWorker) -> list[Image]:
-        """Return ``image`` in patches: its tiles and all of it. Bytes are decoded in a worker. Raises BadRequest."""
+    def read(self, image: ImageSource, in_worker: InWorker, salt: str | None = None) -> list[Image]:
+        """Return ``image`` in patches: its tiles and all of it. Bytes are decoded in a worker. Raises BadRequest.
+
+        Only prompts of one ``salt`` share what is kept of an image, as they share cached prefixes.
+        """
         require_pillow()
         from PIL import Image as Pillow
 
@@ -209,23 +213,23 @@ class ImageReader:
                 raise BadRequest(f"image: must be an array that Pillow takes, got {clipped(error)}") from None
         if isinstance(source, Pillow.Image):
             grid, images = parts(source, entry)
-            return self._cut(entry, grid, [in_patches(np.asarray(part), entry) for part in images])
+            return self._cut(entry, grid, [in_patches(np.asarray(part), entry) for part in images], salt)
         data, most = self._file(source), self._options.max_image_pixels
         content = data.encode(errors="surrogatepass") if isinstance(data, str) else data
-        key = image.low, isinstance(data, str), sha256(content).digest()
+        key = image.low, isinstance(data, str), sha256(content).digest(), salt
         if (known := self._known.get(key)) is not None:
             return known
         (grid, shapes), colours = in_worker("decoding an image", patches_in_worker, data, most, entry)
         patches = np.frombuffer(colours, np.uint8).reshape(-1, 3 * entry.patch_size**2)
         ends = accumulate(rows * columns for rows, columns in shapes)
         cuts = list(zip(shapes, np.split(patches, list(ends)[:-1]), strict=True))
-        return self._known.put(key, self._cut(entry, grid, cuts), patches.nbytes)
+        return self._known.put(key, self._cut(entry, grid, cuts, salt), patches.nbytes)
 
-    def _cut(self, entry: VisionEntry, grid: tuple[int, int], cuts: Sequence[Cut]) -> list[Image]:
+    def _cut(self, entry: VisionEntry, grid: tuple[int, int], cuts: Sequence[Cut], salt: str | None) -> list[Image]:
         """Return images of ``cuts``, each with the text before it; ``grid``: rows and columns of tiles."""
         texts = [""] if entry.tiles is None else entry.tiles.texts(*grid)
         return [
-            Image(part, rows, columns, entry, self._tokenizer.encode(text, add_special_tokens=False).ids)
+            Image(part, rows, columns, entry, self._tokenizer.encode(text, add_special_tokens=False).ids, salt)
             for ((rows, columns), part), text in zip(cuts, texts, strict=True)
         ]
 

@@ -106,18 +106,24 @@ class PromptReader:
         self._image_processes = image_processes or processes
 
     def read(
-        self, prompt: Prompt, deadline: float | None = None, client: Client = UNNAMED, *, last: int | None = None
+        self,
+        prompt: Prompt,
+        deadline: float | None = None,
+        client: Client = UNNAMED,
+        *,
+        last: int | None = None,
+        salt: str | None = None,
     ) -> tuple[list[int], PromptImages | None]:
         """Return the prompt's token ids, or its ``last`` ones, and its images.
 
-        ``deadline`` is in seconds of ``time.monotonic``; ``client`` shares the worker processes fairly. Raises
-        BadRequest for an empty prompt, one that is too large or takes too long, and token ids out of range; QueueFull
-        for one that waits too long for a process.
+        ``deadline`` is in seconds of ``time.monotonic``; ``client`` shares the worker processes fairly; ``salt``: see
+        ImageReader.read. Raises BadRequest for an empty prompt, one that is too large or takes too long, and token ids
+        out of range; QueueFull for one that waits too long for a process.
         """
         if last is not None and isinstance(prompt, list | tuple):
             chat = prompt and isinstance(prompt[0], Mapping)
             prompt = prompt if chat else prompt[-last:]
-        ids, images = self._encode(prompt, partial(self._in_worker, client, deadline))
+        ids, images = self._encode(prompt, partial(self._in_worker, client, deadline), salt=salt)
         if last is not None and images is not None:
             raise BadRequest("truncate_prompt_tokens: a prompt with images cannot be cut; leave it out")
         if last is not None:
@@ -139,15 +145,15 @@ class PromptReader:
         return self._encode(prompt, partial(self._in_worker, client, None), add_special_tokens)[0]
 
     def _encode(
-        self, prompt: Prompt, in_worker: InWorker, add_special_tokens: bool = True
+        self, prompt: Prompt, in_worker: InWorker, add_special_tokens: bool = True, *, salt: str | None = None
     ) -> tuple[list[int], PromptImages | None]:
         if isinstance(prompt, str):
             return self._encode_text(prompt, in_worker, add_special_tokens=add_special_tokens), None
         if isinstance(prompt, Chat):
-            return self._encode_chat(prompt, in_worker)
+            return self._encode_chat(prompt, in_worker, salt)
         if isinstance(prompt, Sequence) and not isinstance(prompt, bytes | bytearray):
             if prompt and isinstance(prompt[0], Mapping):
-                return self._encode_chat(Chat(prompt), in_worker)  # type: ignore[arg-type]
+                return self._encode_chat(Chat(prompt), in_worker, salt)  # type: ignore[arg-type]
             if len(prompt) > self._limit:
                 raise self._too_long(len(prompt))
             kinds = set(map(type, prompt))
@@ -159,7 +165,7 @@ class PromptReader:
             f"prompt: must be a text, a list of token ids or a list of chat messages, received {quoted(prompt)}"
         )
 
-    def _encode_chat(self, chat: Chat, in_worker: InWorker) -> tuple[list[int], PromptImages | None]:
+    def _encode_chat(self, chat: Chat, in_worker: InWorker, salt: str | None) -> tuple[list[int], PromptImages | None]:
         """Images are decoded last, so that a prompt that is rejected anyway costs no decoding."""
         if self._images is None or isinstance(chat.messages, str) or not isinstance(chat.messages, Sequence):
             return self._encode_messages(chat, chat.messages, in_worker), None
@@ -175,7 +181,7 @@ class PromptReader:
                     f"messages: reading images may take {self._timeout_s:g} s together (prompt_timeout_s), after which "
                     f"{len(images)} of {len(sources)} were read; send fewer or smaller ones"
                 )
-            images.append(self._images.read(source, partial(in_worker, processes=self._image_processes)))
+            images.append(self._images.read(source, partial(in_worker, processes=self._image_processes), salt))
             tokens += sum(len(part.before) + len(part.prompt_tokens) for part in images[-1]) - 1
             if tokens > self._limit:  # before the next image needs memory
                 raise self._too_long(tokens)

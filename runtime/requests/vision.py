@@ -99,10 +99,11 @@ class TowerRunner:
         images.states = [self._states_of(image) for image in images.images]
 
     def _states_of(self, image: Image) -> torch.Tensor:
-        if (known := self._known.get(image.digest)) is not None:
+        key = image.digest, image.salt
+        if (known := self._known.get(key)) is not None:
             return known
         states = self._computed(image)
-        return self._known.put(image.digest, states, states.nbytes)
+        return self._known.put(key, states, states.nbytes)
 
     def _computed(self, image: Image) -> torch.Tensor:
         """Return the states in host memory, not pinned: freeing that would ask the loop's stream, which may capture.

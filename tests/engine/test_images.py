@@ -38,6 +38,7 @@ from tandemrt.runtime.requests.images import Image as Patches
 from tandemrt.runtime.requests.images import ImageReader
 from tandemrt.runtime.requests.prompt import Chat
 from tandemrt.runtime.requests.request import RequestOutput, StreamOutput
+from tandemrt.runtime.requests.vision import TowerRunner
 from tests.engine.draft_kinds import DFLASH, EAGLE3, two_known
 from tests.engine.test_hybrid_heads import add_mtp
 from tests.engine.test_paged_rounds import PAGED
@@ -170,6 +171,19 @@ def test_images_of_earlier_turns_are_found_in_the_cache(in_chunks: LLM, model: P
     assert result.num_cached_tokens >= 64
     images = [picture(20), picture(21)]
     require_equal_logprobs(result, expected_logprobs(model, result.prompt_token_ids, result.token_ids, images))
+
+
+def test_a_salt_keeps_the_states_of_an_image_to_its_prompts(in_chunks: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, seen = TowerRunner._computed, list[str | None]()
+
+    def computed(runner: TowerRunner, image: Any) -> torch.Tensor:
+        seen.append(image.salt)
+        return real(runner, image)
+
+    monkeypatch.setattr(TowerRunner, "_computed", computed)
+    messages = asked(picture(22), "then?")
+    texts = {in_chunks.chat(messages, GREEDY.over({"cache_salt": salt})).text for salt in ("a", "b", "a")}
+    assert (len(texts), seen) == (1, ["a", "b"])
 
 
 @pytest.mark.parametrize("opened", ["in_chunks", "drafted", "paged"])

@@ -186,6 +186,10 @@ def test_bytes_that_are_base64_text_do_not_get_the_image_of_that_text() -> None:
 
     url = ImageSource(f"data:image/png;base64,{text.decode()}")
     assert images.read(url, run) is images.read(url, run)
+    ours, theirs = (images.read(url, run, salt) for salt in ("ours", "theirs"))
+    assert ours is images.read(url, run, "ours")
+    assert ours is not theirs
+    assert ours is not images.read(url, run)
     with pytest.raises(BadRequest, match="must be a PNG"):
         images.read(ImageSource(text), run)
 

@@ -57,8 +57,8 @@ def run(tower: Tower) -> Iterator[Callable[..., list[Any]]]:
     """Run the tower over images of one token each, named by their colour; return their states."""
     runner = TowerRunner(cast("Any", tower), Streams(CPU), torch.bfloat16)
 
-    def states(*colours: int) -> list[Any]:
-        images = prompt(*colours)
+    def states(*colours: int, salt: str | None = None) -> list[Any]:
+        images = prompt(*colours, salt=salt)
         ready: Future[str] = Future()
         (gate,), start = runner.run_before(images, [ready], lambda: ready.set_result("ready"), UNNAMED)
         start()
@@ -72,8 +72,8 @@ def run(tower: Tower) -> Iterator[Callable[..., list[Any]]]:
     runner.close()
 
 
-def prompt(*colours: int) -> PromptImages:
-    images = [Image(np.full((1, 3), colour, np.uint8), 1, 1, ENTRY) for colour in colours]
+def prompt(*colours: int, salt: str | None = None) -> PromptImages:
+    images = [Image(np.full((1, 3), colour, np.uint8), 1, 1, ENTRY, salt=salt) for colour in colours]
     return cast("PromptImages", SimpleNamespace(images=images, states=None))
 
 
@@ -81,6 +81,11 @@ def test_an_image_is_computed_once_and_each_gets_its_own_states(tower: Tower, ru
     assert run(7, 9, 7) == [7, 9, 7]
     assert run(9, 5) == [9, 5]
     assert tower.seen == [7, 9, 5]
+
+
+def test_only_prompts_of_one_salt_share_the_states_of_an_image(tower: Tower, run: Callable[..., list[Any]]) -> None:
+    assert [run(7), run(7, salt="a"), run(7, salt="b"), run(7, salt="a"), run(7)] == [[7]] * 5
+    assert tower.seen == [7, 7, 7]
 
 
 def test_the_states_used_longest_ago_are_dropped_first(tower: Tower, run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
