@@ -39,7 +39,7 @@ _FIRST_CHARACTERS = {  # of a JSON value, by its type
 MAX_FOLLOWED_END = 256  # characters of an end with followed_by; each place where it overlaps itself becomes a rule
 MAX_TRIGGERS = 256  # each excludes the others, so compiling takes time with their square
 MAX_PARTS = 1024  # of one sequence
-_SELF_DELIMITING = ("object", "array", "string", "boolean", "null")
+_SELF_DELIMITING = frozenset({"object", "array", "string", "boolean", "null"})
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
@@ -384,17 +384,21 @@ def _begins(part: Part) -> list[str] | None:
 
 def first_characters(schema: Any) -> str:
     """Return the characters that a value of ``schema`` may begin with, or all that a JSON value may."""
+    return "".join(dict.fromkeys("".join(_FIRST_CHARACTERS.get(name, "") for name in _types(schema))))
+
+
+def _types(schema: Any) -> list[str]:
+    """Return the types that ``schema``, which may be invalid, names, or all types."""
     types = schema.get("type") if isinstance(schema, dict) else None
-    names = [types] if isinstance(types, str) else types if isinstance(types, list | tuple) else [*_FIRST_CHARACTERS]
-    return "".join(dict.fromkeys("".join(_FIRST_CHARACTERS.get(name, "") for name in names)))
+    names = types if isinstance(types, list | tuple) else [types]
+    return [name for name in names if isinstance(name, str)] or [*_FIRST_CHARACTERS]
 
 
 def _ends_with(part: Part) -> Literal["text", "number", "open", "tags"]:
     """Classify how ``part`` ends: "text" is definite, "number" may continue, "open" is free text, "tags" may repeat."""
     match part:
         case JsonSchema(json_schema=schema):
-            ends = isinstance(schema, dict) and schema.get("type") in _SELF_DELIMITING
-            return "text" if ends else "number"
+            return "text" if _SELF_DELIMITING.issuperset(_types(schema)) else "number"
         case Regex() | AnyText():
             return "open"
         case TriggeredTags() | TagsWithSeparator():

@@ -172,6 +172,11 @@ def between_brackets(*, separator: str = ", ", end: str = ";", **options: bool) 
             ["[<a>x;]", "[<b>x;]"],
             ["[]", "[<a>x;, <b>y;]"],
         ),
+        (
+            {"type": "sequence", "elements": [content({"type": ["null", "boolean"]}), DIGITS]},
+            ["null1;", "true1;"],
+            ["null", "1;", '"x"1;', "nulltrue1;"],
+        ),
     ],
 )
 def test_a_format_accepts_exactly_its_texts(form: dict[str, Any], good: list[str], bad: list[str]) -> None:
@@ -288,6 +293,7 @@ def test_fast_forward_tokens_stop_before_a_control_token() -> None:
         (between_brackets(at_least_one=True, separator="];"), "must differ from their separator"),
         (between_brackets(at_least_one=True, end=""), "must come last"),
         ({"type": "sequence", "elements": [content({}), content({})]}, "must not begin with one of"),
+        ({"type": "sequence", "elements": [content({"type": ["null", "integer"]}), DIGITS]}, "must not begin with one"),
         ({"type": "or", "elements": [WORD, content({})]}, "must begin with a fixed text"),
         (triggered(tag("<a>", WORD), triggers=("<b>",)), "must begin with a trigger, got '<a>'"),
         (triggered(tag("<a>", WORD), tag("<a>b", WORD), triggers=("<a>",)), "got '<a>' and '<a>b'"),
@@ -344,6 +350,19 @@ def test_tags_that_cannot_be_enforced_exactly_are_rejected(form: dict[str, Any],
         ({"structures": [{"begin": "a"}], "triggers": ["a"]}, "tags.0.end: is required and missing"),
         ({"structures": 5, "triggers": ["a"]}, "structures must be a list of objects"),
         ({"structures": [], "triggers": ["a"]}, "tags: must not be empty"),
+        *(
+            (
+                {
+                    "format": {
+                        "type": "tags_with_separator",
+                        "separator": ",",
+                        "tags": [tag("", content({"type": kinds}))],
+                    }
+                },
+                "not a JSON schema at #/type",
+            )
+            for kinds in ([], [{}], [["null"]], {}, 5, "text")
+        ),
         (
             {"format": {"type": "optional", "content": {"type": "tag", "begin": "<a>", "content": WORD, "end": ""}}},
             "an optional tag must have a begin and an end",
