@@ -5,8 +5,11 @@ from typing import Any
 
 import pytest
 
-from tandemrt.engines.validation.errors import TandemError
+from tandemrt.engines.parameters.sampling import StructuredOutputs
+from tandemrt.engines.validation.errors import BadRequest, TandemError
+from tandemrt.runtime.grammars.sources import read
 from tandemrt.runtime.servers.openai.protocols import ENDPOINTS
+from tests.plain.test_fast_validation import KEYWORDS
 from tests.plain.test_hostile_files import changed, places
 
 VALUES = (None, [], {}, [{"type": []}], {"type": {}}, "", "\ud800", -1, 10**400, True)
@@ -125,3 +128,38 @@ def test_any_value_anywhere_in_a_request_is_read_or_rejected(path: str, body: di
                 errors.append(error)
     assert len(errors) > len(VALUES)
     assert all(json.dumps(endpoint.error(error), ensure_ascii=False).encode() for error in errors)
+
+
+TAG = {"type": "tag", "begin": "<a>", "content": {"type": "json_schema", "json_schema": SCHEMA}, "end": ["</a>", "b"]}
+WORD = {"type": "regex", "pattern": "a+"}
+SEVERAL = {"separator": ",", "at_least_one": True, "stop_after_first": False}
+STRUCTURED: list[dict[str, Any]] = [
+    *(
+        {"structural_tag": {"type": "structural_tag", "format": form}}
+        for form in (
+            {"type": "triggered_tags", "triggers": ["<a"], "tags": [TAG], "excludes": ["x"], "at_least_one": True},
+            {"type": "tags_with_separator", "tags": [TAG | {"begin": ""}], **SEVERAL},
+            {
+                "type": "sequence",
+                "elements": [{"type": "const_string", "value": "a"}, {"type": "or", "elements": [WORD]}],
+            },
+        )
+    ),
+    {"structural_tag": {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}},
+    {"json": {"items": dict.fromkeys(KEYWORDS)}},
+]
+
+
+def test_any_value_anywhere_in_a_grammar_is_read_or_rejected() -> None:
+    rejected = 0
+    for structured in STRUCTURED:
+        for at in places(structured):
+            for value in VALUES[:6]:
+                other = changed(structured, at, value)
+                if at[:2] == ("json", "items"):  # one keyword at a time
+                    other = {"json": {"items": {at[-1]: value}}}
+                try:
+                    read(StructuredOutputs(**other))
+                except BadRequest:
+                    rejected += 1
+    assert rejected > 300
