@@ -128,6 +128,32 @@ def test_check_compares_two_processes_with_two_threads_in_float32(llm: LLM) -> N
         np.testing.assert_allclose(logits, expected[row, position], atol=1e-4, err_msg=f"{kind} {row} {position}")
 
 
+def test_logits_of_four_ranks_are_those_of_transformers(tmp_path: Path) -> None:
+    """Beyond rank 1, which is both the second and the last of two."""
+    sizes = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "vocab_size": VOCAB + 1,
+        "eos_token_id": 263,
+    }
+    model = make_checkpoint("qwen3", tiny_tokenizer(tmp_path / "model"), sizes=sizes)
+    recipe = write_recipe(
+        tmp_path / "four.toml", target=tmp_path / "model", backend=f"{PAGED}\ntensor_parallel = 4", length=64
+    )
+    bundle = Bundle.open(build(Recipe.load(recipe), tmp_path / "four").folder)
+    decoders = [bundle.engine("target").decoder, *(entry.decoder for entry in bundle.manifest.ranks)]
+    files = [subgraph.file for decoder in decoders if decoder is not None for subgraph in decoder.subgraphs]
+    assert (len(decoders), len({*files})) == (4, len(files))
+    plan = DecodePlan.within(bundle.limits, bundle.valid_tokens)
+    rows, length = len(plan.tokens), len(plan.tokens[0])
+    call = {"batch": rows, "query": length, "rows": length, "tokens": rows * length}
+    logits = score_at_once(open_reference(bundle, "target", 1, call), plan)
+    with torch.inference_mode():
+        expected = model(torch.tensor(plan.tokens)).logits
+    np.testing.assert_allclose(logits, expected, atol=1e-4)
+
+
 @pytest.mark.parametrize("refused", [True, False], ids=["refused thread", "failed rank"])
 def test_the_reference_of_two_ranks_waits_for_no_rank_after_an_error(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, refused: bool
