@@ -177,7 +177,7 @@ class Detokenizer:
 
 
 class TextStream:
-    """The text of one request, split into reasoning and answer.
+    """The text of one request, split into reasoning and answer. Only the answer has stop strings: reasoning plans them.
 
     Attributes:
         stops: whether there are stop strings, so that each token may end the text.
@@ -193,11 +193,11 @@ class TextStream:
         include_stop: bool = False,
         skip_special: bool = True,
     ) -> None:
-        matcher = StopMatcher(stops)
+        matchers = {"reasoning": StopMatcher(()), "answer": StopMatcher(stops)}
         self._detokenizers = {
-            kind: Detokenizer(tokenizer, matcher, skip_special=skip_special) for kind in ("reasoning", "answer")
+            kind: Detokenizer(tokenizer, matcher, skip_special=skip_special) for kind, matcher in matchers.items()
         }
-        self.stops = matcher.any
+        self.stops = matchers["answer"].any
         self._include_stop = include_stop
         self._kind = ""  # of the newest tokens
         self._undecoded: list[int] = []  # tokens of that kind; without stop strings their text can wait

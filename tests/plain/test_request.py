@@ -120,15 +120,15 @@ def commit_all(text: str, *windows: int, budget: int | None = None, stop: str) -
 
 def test_a_forced_end_after_a_stop_string_is_not_counted() -> None:
     text = "<think>ab</think>"
-    for windows in ([1] * 17, [9, 8], [17]):
-        assert commit_all(text, *windows, budget=2, stop="b").forced_ends == 0
+    for windows in ([1] * 18, [9, 9], [18]):
+        assert commit_all("x" + text, *windows, budget=2, stop="x").forced_ends == 0
     assert commit_all(text + "x", *[1] * 18, budget=2, stop="x").forced_ends == 1
     assert commit_all(text + "x", 18, budget=2, stop="x").forced_ends == 1
 
 
-def test_an_answer_after_a_stop_string_in_the_reasoning_is_not_counted() -> None:
-    assert commit_all("<think>ab</think>cd", 7, 12, stop="b").reasoning_ends_mid_round == 0
-    assert commit_all("<think>ab</think>cd", 7, 12, stop="d").reasoning_ends_mid_round == 1
+def test_an_end_of_reasoning_after_a_stop_string_is_not_counted() -> None:
+    assert commit_all("b<think>a</think>c", 18, stop="b").reasoning_ends_mid_round == 0
+    assert commit_all("<think>ab</think>ab", 7, 12, stop="b").reasoning_ends_mid_round == 1
 
 
 def test_drafts_removed_by_a_stop_string_do_not_count_as_accepted() -> None:

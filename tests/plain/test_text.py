@@ -218,13 +218,21 @@ def test_held_text_is_released_when_the_role_changes_and_no_stop_string_crosses_
     stop: str, undecided: str
 ) -> None:
     text_stream = TextStream(TOKENIZER, [stop])
-    text_stream.add("reasoning", TOKENIZER.encode(f"so {undecided}").ids)
-    assert text_stream.take().reasoning == "so "
+    text_stream.add("answer", TOKENIZER.encode(f"so {undecided}").ids)
+    assert text_stream.take().text == "so "
     text_stream.add("delimiter", TOKENIZER.encode("|").ids)
-    assert text_stream.take().reasoning == undecided
-    assert not text_stream.add("answer", TOKENIZER.encode("D").ids)
+    assert text_stream.take().text == undecided
     assert not text_stream.add("reasoning", TOKENIZER.encode("D").ids)
-    assert (text_stream.reasoning, text_stream.text) == (f"so {stop}", "D")
+    assert not text_stream.add("answer", TOKENIZER.encode("D").ids)
+    assert (text_stream.reasoning, text_stream.text) == ("D", f"so {stop}")
+
+
+def test_a_stop_string_in_the_reasoning_ends_nothing_and_holds_nothing_back() -> None:
+    text_stream = TextStream(TOKENIZER, ["END"])
+    assert not text_stream.add("reasoning", TOKENIZER.encode("no END, EN").ids)
+    assert text_stream.take().reasoning == "no END, EN"
+    assert text_stream.add("answer", TOKENIZER.encode("so END of").ids)
+    assert (text_stream.take().text, text_stream.stopped_by) == ("so ", "END")
 
 
 def test_special_tokens_are_in_the_text_only_on_request() -> None:
