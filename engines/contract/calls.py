@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from tandemrt.engines.contract.contract import CacheKind
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, DRAFT_LAYERS, MAX_BLOCK_DRAFT
+from tandemrt.engines.contract.vision import VisionEntry
 
 Sizes = Mapping[str, int]  # symbol -> size
 
@@ -167,9 +168,9 @@ def decoder_uses(batch: int, window: int, chunk: int, kind: str = "model") -> di
     rows, query = window + 1, most_query(kind, window)
     one, every = Range(1, 1, 1), Range(1, batch, batch)
     uses: dict[str, Use] = {
-        "prefill": {"batch": one, "query": Range(1, chunk, chunk), "rows": one},
-        "window": {"batch": every, "query": Range(1, rows, query), "rows": Range(1, rows, rows)},
-        "single": {"batch": every, "query": one, "rows": one},
+        "prefill": {"batch": one, "query": Range(1, chunk, chunk), "rows": one, "image_tokens": Range(1, 1, 1 + chunk)},
+        "window": {"batch": every, "query": Range(1, rows, query), "rows": Range(1, rows, rows), "image_tokens": one},
+        "single": {"batch": every, "query": one, "rows": one, "image_tokens": one},
     }
     return uses if window else {use: uses[use] for use in ("prefill", "single")}
 
@@ -195,6 +196,21 @@ def head_use(batch: int, window: int) -> Use:
     }
 
 
+def tower_use(entry: VisionEntry, length: int) -> Use:
+    """Return the one use of a vision tower: images in prompts of fewer than ``length`` tokens.
+
+    A row or column of tokens has at most one window more than fit into it.
+    """
+    most, patches = entry.most_tokens(length), entry.merge_size**2
+    best, windows = min(most, 1024), 1 + most // max(1, entry.window_side)
+    return {
+        "image_tokens": Range(1, best, most),
+        "patches": Range(patches, best * patches, most * patches),
+        "windows": Range(1, min(windows, best // max(1, entry.window_side**2) + 1), windows),
+        "corners": Range(1, 4, 4),
+    }
+
+
 def fuse_use(batch: int, window: int, chunk: int, kind: str) -> Use:
     """Return the one use of the engine ``fuse``: the tokens of a target's call; ``kind`` is the draft's."""
     rows = batch * (window + 1)
@@ -202,17 +218,20 @@ def fuse_use(batch: int, window: int, chunk: int, kind: str) -> Use:
 
 
 def outermost(engine: str, batch: int, window: int, chunk: int) -> list[Sizes]:
-    """Return the smallest and largest sizes of calls to ``engine``, a manifest's name."""
+    """Return the smallest and largest sizes of calls to ``engine``, a manifest's name; none of a vision tower."""
     if engine == "fuse":
         return [{"tokens": tokens} for tokens in (1, batch * (window + 1), chunk)]
+    if engine == "vision":
+        return []
     sizes: list[Sizes] = []
     for size in dict.fromkeys((1, batch)):
         if engine == "target":
-            sizes += [{"batch": size, "query": k + 1, "rows": k + 1} for k in drafted(window)]
+            sizes += [{"batch": size, "query": k + 1, "rows": k + 1, "image_tokens": 1} for k in drafted(window)]
         elif engine in DRAFT_LAYERS:  # its first call of a round has two tokens
             sizes += [{"batch": size, "query": query, "rows": 1} for query in (1, 2)]
         else:
             sizes += [{"batch": size, "window": k, "window+1": k + 1} for k in drafted(window)]
     if engine in ("target", *DRAFT_LAYERS):
-        sizes += [{"batch": 1, "query": query, "rows": 1} for query in dict.fromkeys((1, chunk))]
+        prompts = dict.fromkeys((1, chunk))
+        sizes += [{"batch": 1, "query": query, "rows": 1, "image_tokens": 1 + query} for query in prompts]
     return sizes

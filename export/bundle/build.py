@@ -139,7 +139,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
                 models = (_split(models[0], recipe.ranks, folder, compiling.progress), *models[1:])
         engines: dict[EngineName, EngineEntry] = {}
         rewrites: dict[EngineName, Mapping[str, int]] = {}
-        for graph in (*graphs(recipe, models), *(() if tower is None else (tower.graph,))):
+        for graph in (*graphs(recipe, models), *(() if tower is None else (tower.graph(recipe.limits.length),))):
             cut = is_cut(graph, recipe)
             with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
                 compiled = compile_graph(graph, recipe, folder, compiling)

@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.calls import tower_use
 from tandemrt.engines.contract.contract import VISION_DTYPE
 from tandemrt.engines.contract.dtypes import BITS, COMPUTE, FLOAT8, HALF
 from tandemrt.engines.contract.vision import VisionEntry
@@ -29,26 +30,27 @@ ROLE: EngineName = "vision"
 class VisionTower:
     """A tower and the checkpoint that its graph points into: the target's tensors, or their copies in the bundle.
 
-    ``multiplies_in``: see build_vision. ``in_int8``: its matmul weights are written so, for a CPU.
+    ``multiplies_in``, ``standard``: see build_vision. ``in_int8``: its matmul weights are written so, for a CPU.
     """
 
     spec: VisionSpec
     checkpoint: Checkpoint
     multiplies_in: str
     in_int8: bool = False
+    standard: bool = False
 
     @classmethod
-    def open(cls, target: Model) -> "VisionTower":
+    def open(cls, target: Model, *, standard: bool) -> "VisionTower":
         """Read the tower of ``target``. Raises BadCheckpoint for one of which a part is not implemented."""
         spec, tensors = read_tower(target.source, target.spec.hidden), tower_tensors(target.source)
         if quantized := next((tensor for tensor in tensors.values() if tensor.dtype not in COMPUTE), None):
             raise BadCheckpoint(f"{quantized.file}: a tower's weights should not be quantized, {quantized.name!r} is")
-        if not target.on_cpu and spec.entry.resize != "square":
+        if not (target.on_cpu or standard) and spec.entry.resize != "square":
             spec = replace(spec, entry=spec.entry.model_copy(update={"padded": True}))
         narrow = target.compute in HALF and not target.on_cpu
-        multiplies_in = "bfloat16" if narrow else VISION_DTYPE
+        multiplies_in = VISION_DTYPE if not narrow else target.compute if standard else "bfloat16"
         checkpoint = replace(target.source, config={}, tensors=tensors, stored_names={})
-        return cls(spec, checkpoint, multiplies_in, target.on_cpu and target.dtype in BITS)
+        return cls(spec, checkpoint, multiplies_in, target.on_cpu and target.dtype in BITS, standard)
 
     def placed(self, folder: Path) -> "VisionTower":
         """Return the tower with its tensors written into ``folder``; graphs only refer to files next to them."""
@@ -64,10 +66,11 @@ class VisionTower:
         spec = replace(target.spec, image_levels=self.spec.levels, position_rows=self.spec.entry.position_rows)
         return replace(target, spec=replace(spec, images_both_ways=both_ways[self.spec.image_attention]))
 
-    @property
-    def graph(self) -> Graph:
-        make = partial(build_vision, self.spec, self.checkpoint, self.multiplies_in)
-        return Graph(ROLE, f"{ROLE}/model.onnx", VISION_DTYPE, vision_contract(self.spec), make)
+    def graph(self, length: int) -> Graph:
+        """Return the graph for images in prompts of fewer than ``length`` tokens."""
+        make = partial(build_vision, self.spec, self.checkpoint, self.multiplies_in, standard=self.standard)
+        sizes = tower_use(self.spec.entry, length)
+        return Graph(ROLE, f"{ROLE}/model.onnx", VISION_DTYPE, vision_contract(self.spec), make, sizes=sizes)
 
 
 def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple[str, ...]]:
@@ -81,10 +84,10 @@ def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple
     try:
         if not known:
             raise BadRecipe(f"images are read by models with towers of {', '.join(TOWERS)}; {TEXT_ONLY}")
-        if (backend := recipe.backend).lowering not in ("grouped", "paged") or backend.ranks > 1:
-            rule = f"images are read by {CPU}, or by {CUDA} with a paged cache on one GPU"
+        if (backend := recipe.backend).lowering == "length" or backend.ranks > 1:
+            rule = f"images are read by {CPU}, by {CUDA} with a paged cache on one GPU, or by TensorRT"
             raise BadRecipe(f"{rule}, not by this recipe's backend, {backend.name}; {TEXT_ONLY}")
-        tower = VisionTower.open(target)
+        tower = VisionTower.open(target, standard=backend.lowering in ("mask", "basic"))
         if tower.spec.entry.both_ways:
             _require_both_ways(tower.spec.entry, recipe, target)
         return tower, ()
@@ -96,6 +99,11 @@ def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple
 
 def _require_both_ways(entry: VisionEntry, recipe: Recipe, target: Model) -> None:
     """Raise BadCheckpoint unless tokens of an image can attend to later ones."""
+    if recipe.backend.lowering in ("mask", "basic"):
+        raise BadCheckpoint(
+            f"{target.spec.family}: tokens of an image attend to later ones, which {CPU} and {CUDA} compute, not "
+            f"{recipe.backend.name}"
+        )
     on_cpu = recipe.backend.lowering == "grouped"
     if on_cpu and (target.compute != "float32" or not has_kernels()):
         raise BadCheckpoint(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from tandemrt.engines.bundle.manifest import EngineName
+from tandemrt.engines.contract.calls import Use
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.read.shard import Shard
@@ -23,6 +24,7 @@ class Graph:
         make: builds the graph, before any pass.
         lowering: lowering of its decoder layers, which selects the passes; None: it has no decoder layers.
         shard: the part of one rank of a tensor-parallel target; None: one process runs the graph.
+        sizes: of the symbols of its inputs; None: they follow from the recipe.
     """
 
     name: EngineName
@@ -32,3 +34,4 @@ class Graph:
     make: Callable[[], ir.Model]
     lowering: Lowering | None = None
     shard: Shard | None = None
+    sizes: Use | None = None

@@ -54,10 +54,10 @@ def unsupported(spec: ModelSpec, lowering: Lowering, capacity: int) -> str | Non
         return why
     if spec.image_levels > spec.layers:
         return f"deepstack_visual_indexes has {spec.image_levels - 1} layers, it should be fewer than {spec.layers}"
-    if spec.image_levels and lowering not in ("grouped", "paged"):
+    if spec.image_levels and lowering == "length":
         return (
-            f"{spec.family} reads images with {CUDA} over a paged cache, or on a CPU; choose one of these, or "
-            "target.images = false"
+            f"{spec.family} reads images with {CUDA} over a paged cache, on a CPU with heads of a multiple of "
+            f"{HEAD_DIM_STEP} values, or with TensorRT; choose one of these, or target.images = false"
         )
     if lowering == "paged" and spec.position_offset is not None:
         return (

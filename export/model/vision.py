@@ -29,11 +29,13 @@ def vision_contract(spec: VisionSpec) -> Contract:
     return contract.vision(spec.entry, spec.levels * spec.out)
 
 
-def build_vision(spec: VisionSpec, checkpoint: Checkpoint, multiplies_in: str = VISION_DTYPE) -> ir.Model:
+def build_vision(
+    spec: VisionSpec, checkpoint: Checkpoint, multiplies_in: str = VISION_DTYPE, *, standard: bool = False
+) -> ir.Model:
     """Build the graph; ``checkpoint`` has only the tower's tensors, under their names in it.
 
     ``multiplies_in``: dtype of matmuls and attention. GPUs are fast in bfloat16, which has the range of float32; sums
-    of layers, norms and rotations stay in float32.
+    of layers, norms and rotations stay in float32. ``standard``: attend by the standard operator, as TensorRT does.
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen.
     """
@@ -53,9 +55,10 @@ def build_vision(spec: VisionSpec, checkpoint: Checkpoint, multiplies_in: str = 
     for layer in range(spec.layers):
         with b.scope(f"blocks.{layer}"):
             if layer in spec.window_layers:
-                attention = _Attention(spec, VISION_DTYPE, inputs)  # no kernel has a mask in bfloat16
+                # onnxruntime has no kernel with a mask in bfloat16
+                attention = _Attention(spec, multiplies_in if standard else VISION_DTYPE, standard, inputs)
             else:
-                attention = _Attention(spec, multiplies_in, marks=marks)
+                attention = _Attention(spec, multiplies_in, standard, marks=marks)
             stream = parts.layer(stream, tables, f"{kind.layer}.{layer}", attention)
         if layer in spec.taps:
             with b.scope(f"taps.{layer}"):
@@ -204,6 +207,7 @@ class _Attention:
 
     spec: VisionSpec
     dtype: str
+    standard: bool
     windows: Mapping[str, ir.Value] | None = None
     marks: tuple[ir.Value, ir.Value] | None = None
 
@@ -233,5 +237,20 @@ class _Attention:
         """Append attention, [*dims, hidden]: onnxruntime computes tiles, and never a row of scores for every patch."""
         outputs = [(self.dtype, (*dims, self.spec.hidden))]
         scale = 1.0 if self.spec.kind.unscaled else (self.spec.hidden // self.spec.heads) ** -0.5
+        if self.standard:
+            return self._by_standard(b, inputs, scale)
         settings = {"num_heads": self.spec.heads, "scale": scale}
         return b.custom("MultiHeadAttention", *inputs, domain=LIBRARY, outputs=outputs, **settings)[0]
+
+    def _by_standard(self, b: GraphBuilder, inputs: Sequence[ir.Value | None], scale: float) -> ir.Value:
+        """Append the standard operator as decoders use it (LinearCacheAttention)."""
+        query, key, value, *mask = (part for part in inputs if part is not None)
+        query, key, value = (
+            b.op("Transpose", b.op("Reshape", part, b.constant([0, 0, self.spec.heads, -1])), perm=[0, 2, 1, 3])
+            for part in (b.op("Mul", query, b.constant(scale, self.dtype)), key, value)
+        )
+        patches = self.spec.entry.window_patches
+        rows = [b.op("Unsqueeze", b.cast(part, "bool"), b.constant([1, 2])) for part in mask]
+        masks = [b.op("Expand", row, b.constant([1, 1, patches, patches])) for row in rows]
+        mixed = b.op("Attention", query, key, value, *masks, is_causal=0, scale=1.0)
+        return b.op("Reshape", b.op("Transpose", mixed, perm=[0, 2, 1, 3]), b.constant([0, 0, self.spec.hidden]))

@@ -81,23 +81,28 @@ def expand_operators(model: ir.Model) -> int:
 
 
 def _attention(b: GraphBuilder, node: ir.Node) -> ir.Value:
-    """Attention with a boolean mask [batch, 1, query, entries]; heads that share keys are rows of one matmul."""
-    query, key, value, mask = (_input(node, at) for at in range(4))
-    heads, (_, kv_heads, entries, width) = dims_of(query)[1], dims_of(key)
-    scores = _matmul_by_group(b, query, b.op("Transpose", key, perm=[0, 1, 3, 2]), kv_heads)
-    scores = b.cast(b.op("Reshape", scores, b.constant([0, heads, -1, entries])), "float32")
+    """Attention with a boolean mask [batch, 1, query, entries], or of all tokens to all of them without one."""
+    query, key, value, *mask = (_input(node, at) for at in range(len(node.inputs)))
+    scores = b.cast(_matmul_by_group(b, query, b.op("Transpose", key, perm=[0, 1, 3, 2])), "float32")
     if cap := node.attributes.get_float("softcap", 0.0):
         limit = b.constant(cap, "float32")
         scores = b.op("Mul", b.op("Tanh", b.op("Div", scores, limit)), limit)
-    weights = b.op("Softmax", b.op("Where", mask, scores, b.constant(NEVER, "float32")), axis=-1)
-    weights = b.op("Cast", weights, to=int(_dtype(query)))
-    mixed = _matmul_by_group(b, weights, value, kv_heads)
-    return b.op("Reshape", mixed, b.constant([0, heads, -1, width]))
+    if mask:
+        scores = b.op("Where", *mask, scores, b.constant(NEVER, "float32"))
+    weights = b.op("Cast", b.op("Softmax", scores, axis=-1), to=int(_dtype(query)))
+    return _matmul_by_group(b, weights, value)
 
 
-def _matmul_by_group(b: GraphBuilder, rows: ir.Value, matrix: ir.Value, groups: int | str) -> ir.Value:
-    """``rows`` [batch, heads, query, n] times ``matrix`` [batch, groups, n, m], as [batch, groups, rows, m]."""
-    return b.op("MatMul", b.op("Reshape", rows, b.constant([0, groups, -1, width_of(rows)])), matrix)
+def _matmul_by_group(b: GraphBuilder, rows: ir.Value, matrix: ir.Value) -> ir.Value:
+    """Return ``rows`` [batch, heads, query, n] times ``matrix`` [batch, kv_heads, n, m]: [batch, heads, query, m].
+
+    Heads that share keys are rows of one matmul.
+    """
+    (_, heads, _, depth), (_, groups, _, width) = dims_of(rows), dims_of(matrix)
+    if heads == groups:
+        return b.op("MatMul", rows, matrix)
+    product = b.op("MatMul", b.op("Reshape", rows, b.constant([0, groups, -1, depth])), matrix)
+    return b.op("Reshape", product, b.constant([0, heads, -1, width]))
 
 
 def _cache_update(b: GraphBuilder, node: ir.Node) -> ir.Value:
@@ -115,8 +120,20 @@ def _cache_update(b: GraphBuilder, node: ir.Node) -> ir.Value:
 
 
 def _rotary_embedding(b: GraphBuilder, node: ir.Node) -> ir.Value:
-    """Rotate pairs of values of ``x`` [batch, heads, query, head_dim] by the tables' angles at the positions."""
+    """Rotate pairs of values of ``x`` [batch, heads, query, head_dim] by the tables' angles at the positions.
+
+    ``x`` may be [batch, query, heads * head_dim].
+    """
     x, cosine, sine = (_input(node, at) for at in range(3))
+    if heads := node.attributes.get_int("num_heads", 0):
+        dim = width_of(x) // heads
+        split = b.op("Transpose", b.op("Reshape", x, b.constant([0, 0, heads, dim])), perm=[0, 2, 1, 3])
+        turned = _rotated(b, node, split, cosine, sine)
+        return b.op("Reshape", b.op("Transpose", turned, perm=[0, 2, 1, 3]), b.constant([0, 0, heads * dim]))
+    return _rotated(b, node, x, cosine, sine)
+
+
+def _rotated(b: GraphBuilder, node: ir.Node, x: ir.Value, cosine: ir.Value, sine: ir.Value) -> ir.Value:
     positions = node.inputs[3] if len(node.inputs) > 3 else None
     width = width_of(x)
     rotated = node.attributes.get_int("rotary_embedding_dim", 0) or width

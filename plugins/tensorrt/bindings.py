@@ -13,6 +13,7 @@ DATA_TYPES: Mapping[str, str] = {  # members of tensorrt.DataType
     "int64": "INT64",
     "int32": "INT32",
     "bool": "BOOL",
+    "uint8": "UINT8",
 }
 _DTYPES = {member: dtype for dtype, member in DATA_TYPES.items()}
 

@@ -13,6 +13,8 @@ from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.bundle.vision import open_tower
 from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
@@ -123,6 +125,13 @@ def test_where_tokens_of_an_image_cannot_see_each_other_text_alone_is_read(
     file.write_text(file.read_text().replace("[draft]", "images = true\n[draft]"))
     with pytest.raises(BadCheckpoint, match=reason):
         build(Recipe.load(file, kv_dtype=kv_dtype), tmp_path / "bundle")
+
+
+def test_tensorrt_reads_no_images_whose_tokens_attend_to_each_other(target: Path, tmp_path: Path) -> None:
+    recipe = Recipe.load(write_recipe(tmp_path / "r.toml", target=target, backend='name = "tensorrt"', dtype="float16"))
+    tower, (note,) = open_tower(recipe, open_models(recipe)[0])
+    assert tower is None
+    assert "which onnxruntime-cpu and onnxruntime-cuda compute, not tensorrt" in note
 
 
 def test_every_check_passes(in_chunks: LLM) -> None:

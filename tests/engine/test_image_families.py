@@ -22,6 +22,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from tandemrt.engines.contract.vision import Tiles, VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.engines.recipe.backends import OnnxRuntimeCpu
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.vision.towers import read_tower
@@ -37,7 +38,8 @@ from tests.pictures import asked, normalized, picture, require_same_texts_withou
 from tests.plain.test_image_preprocessing import reader
 
 IMAGES = [picture(1), picture(2, 90, 20)]
-BACKENDS = {"cpu": 'name = "onnxruntime-cpu"', "paged": PAGED}
+ON_CPU = 'name = "onnxruntime-cpu"'
+BACKENDS = {"cpu": ON_CPU, "paged": PAGED, "mask": ON_CPU, "basic": ON_CPU}  # the last two: graphs for TensorRT
 
 
 def of_qwen(images: Sequence[Image.Image], kind: str) -> dict[str, torch.Tensor]:
@@ -91,18 +93,20 @@ def processor(of: Callable[..., Any], kind: str) -> Any:
 
 
 INPUTS: dict[str, Callable[[Sequence[Image.Image], str], dict[str, torch.Tensor]]] = {
-    **dict.fromkeys(("qwen3_vl_moe", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe"), of_qwen),
+    **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen2_5_vl", "qwen3_5", "qwen3_5_moe"), of_qwen),
     **dict.fromkeys(("gemma4", "gemma4 both ways"), of_gemma4),
     "mistral3": of_mistral,
     **dict.fromkeys(("smolvlm", "idefics3"), of_idefics3),
     "lfm2_vl": of_lfm2,
 }
 ON = [
-    *((kind, "cpu") for kind in INPUTS if kind != "smolvlm"),
+    *((kind, "cpu") for kind in INPUTS if kind not in ("smolvlm", "qwen3_vl")),
     ("smolvlm", "paged"),
     ("gemma4", "paged"),
     ("gemma4 both ways", "paged"),
     ("mistral3", "paged"),
+    ("qwen3_vl", "mask"),
+    ("qwen2_5_vl", "basic"),
 ]
 
 
@@ -274,7 +278,11 @@ def ids_of(folder: Path, text: str, images: Sequence[Image.Image]) -> list[int]:
 
 
 @pytest.mark.parametrize(("kind", "backend"), ON)
-def test_logprobs_after_images_equal_those_of_transformers(tmp_path: Path, kind: str, backend: str) -> None:
+def test_logprobs_after_images_equal_those_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, backend: str
+) -> None:
+    if backend in ("mask", "basic"):
+        monkeypatch.setattr(OnnxRuntimeCpu, "lowering", backend)
     folder = tiny_vision(tmp_path / "target", kind)
     model = AutoModelForImageTextToText.from_pretrained(folder, attn_implementation="eager").eval()
     recipe = {"drafting": NGRAM, "backend": BACKENDS[backend], "prefill_chunk": 70}

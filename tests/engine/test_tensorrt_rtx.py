@@ -3,18 +3,26 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 
 from tandemrt.engines.contract.binding import Binding
+from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.recipe.tensorrt import TensorRtRtx
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
+from tandemrt.export.bundle.opening import open_models
+from tandemrt.export.bundle.vision import open_tower
+from tandemrt.export.compile.backends import compile_graph
 from tandemrt.export.compile.tensorrt.engine import build_engine
 from tandemrt.export.compile.tensorrt.profiles import Range
 from tandemrt.export.graph.builder import GraphBuilder, save_model
 from tandemrt.export.model.decoder import build_decoder
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.runtime.requests.images import Image
+from tandemrt.runtime.requests.vision import tower_inputs
 from tests.engine.decoding import make_checkpoint
+from tests.makers import tiny_vision, write_recipe
 
 WINDOW = {"batch": Range(1, 2, 4), "query": Range(1, 5, 8), "rows": Range(1, 5, 8)}
 PREFILL = {"batch": Range(1, 1, 4), "query": Range(1, 16, 16), "rows": Range(1, 1, 1)}
@@ -93,6 +101,26 @@ def test_the_inspection_file_is_next_to_the_engine_and_needs_no_gpu(built):
     assert set(said["profiles"]["window"]["inputs"]) == {binding.name for binding in expected.inputs}
     assert said["engine_bytes"] == report.nbytes
     assert (said["engine_layers"] is None) == bool(said["engine_not_opened"])
+
+
+@pytest.mark.parametrize("kind", ["qwen3_vl", "qwen2_5_vl"])  # the second one attends within windows
+def test_a_vision_tower_becomes_an_engine_for_images_of_all_sizes(tmp_path, kind):
+    backend = 'name = "tensorrt-rtx"\ncompute_capabilities = ["8.6"]'
+    sizes = {"length": 400, "prefill_chunk": 64, "dtype": "float16", "backend": backend}
+    target = tiny_vision(tmp_path / "target", kind)
+    recipe = Recipe.load(write_recipe(tmp_path / "recipe.toml", target=target, **sizes))
+    tower, _ = open_tower(recipe, open_models(recipe)[0])
+    engine = compile_graph(tower.placed(tmp_path / "vision").graph(400), recipe, tmp_path).engine
+    report = json.loads((tmp_path / "vision/model.inspect.json").read_text())
+    assert (engine.backend, engine.file) == ("tensorrt-rtx", "vision/model.engine")
+    assert report["native"] == {"attention": 3, "cache update": 0, "rotary embedding": 6, "plugin": 0}
+    (profile,) = report["profiles"].values()
+    side = tower.spec.entry.patch_size
+    for rows, columns in ((2, 2), (2, 48), (8, 12), (48, 2)):  # of at most 96 patches
+        image = Image.of_pixels(np.zeros((rows * side, columns * side, 3), np.uint8), tower.spec.entry)
+        for name, array in tower_inputs(image).items():
+            dims = zip(profile["inputs"][name], array.shape, strict=True)
+            assert all(least <= size <= most for (least, _, most), size in dims), (name, array.shape)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,9 @@ TOKENS = {
     "single": {"token_ids": ((1, 1), (8, 1), (8, 1))},
 }
 PROFILES = list(TOKENS.values())
-DECODER = contract.decoder(layers=2, kv_heads=2, head_dim=32, capacity=101, vocab=320, dtype="float16")
+SIZES = {"layers": 2, "kv_heads": 2, "head_dim": 32, "capacity": 101, "vocab": 320}
+DECODER = contract.decoder(**SIZES, dtype="float16")
+WITH_IMAGES = contract.decoder(**SIZES, dtype="float16", position_rows=3, image_width=64)
 
 
 def uses(recipe: Recipe, bindings: contract.Contract) -> list[dict]:
@@ -77,6 +79,7 @@ def test_profiles_of_the_exporter_take_every_call_of_the_runtime(given_sizes: tu
     built, limited = recipe(*given_sizes), limits(*given_sizes)
     decoder = uses(built, DECODER)
     require_profiles("target", DECODER, limited, decoder)
+    require_profiles("target", WITH_IMAGES, limited, uses(built, WITH_IMAGES))
     if limited.num_draft_tokens:  # a draft model has a window of at least one
         require_profiles("draft", DECODER, limited, decoder)
     for draft_probs in (False, True):

@@ -29,6 +29,8 @@ def build(graph: Graph, recipe: Recipe, folder: Path, options: CompileOptions) -
         profiles = decoder_profiles(recipe)
     elif graph.name == "fuse":
         profiles = fuse_profiles(recipe)
+    elif graph.sizes is not None:
+        profiles = {"image": graph.sizes}
     elif backend.plugins and graph.name in VERIFIERS:
         profiles = head_profiles(recipe, graph.contract)
     else:
