@@ -48,8 +48,11 @@ REPLACED_FIELDS: Mapping[str, str] = {
     "guided_whitespace_pattern": 'structured_outputs {..., "whitespace": "compact"}',
     "functions": "tools",
     "function_call": "tool_choice",
+    "enable_thinking": 'chat_template_kwargs {"enable_thinking": ...}',
+    "thinking": 'chat_template_kwargs {"enable_thinking": ...} or thinking_token_budget',
+    "thinking_budget": "thinking_token_budget",
 }
-"""Former fields of vLLM and OpenAI that have no alias here, with what to send instead."""
+"""Fields of OpenAI, vLLM and hosted models that have no alias here, with what to send instead."""
 
 Fields = TypeVar("Fields", bound=Section)
 
@@ -214,7 +217,7 @@ def split(
         if name in no_op:
             raise BadRequest(f"{name}: is not supported, received {quoted(value)}; leave it out")
         if name in replaced:
-            raise BadRequest(f"{name}: has been replaced, received {quoted(value)}; send {replaced[name]}")
+            raise BadRequest(f"{name}: is no field of this endpoint, received {quoted(value)}; send {replaced[name]}")
         raise BadRequest(
             f"{clipped(name)}: is no field of this endpoint{nearest(name, known)}, received {quoted(value)}; "
             "leave it out"
