@@ -71,7 +71,7 @@ def field_parts(
 
 
 class Field(NamedTuple):
-    """An argument. ``types``: of the values that its schema allows, "json" for any but texts."""
+    """An argument. ``types``: of the values that its schema allows."""
 
     name: str
     schema: Any
@@ -97,7 +97,7 @@ def _as_json(text: str, types: Collection[str], style: Style) -> str:
         value = json.loads(written, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         value = text
-    if isinstance(value, str) or not {"json", *_TYPES[type(value)]}.intersection(types):
+    if isinstance(value, str) or not set(_TYPES[type(value)]).intersection(types):
         return json.dumps(text, ensure_ascii=False)
     return written.strip()
 
@@ -139,21 +139,22 @@ def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[Field]:
 
 
 def _types(function: str, schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """Return the types that a schema allows, or all if it names none."""
+    """Return the types that a schema names, or all if it names none."""
     if depth > _MOST_CHOICES:
         raise _unsupported(function, "a reference to itself")
     if "enum" in schema or "const" in schema:
         return {kind for value in _values(schema) for kind in _types_of(value)}
     types = schema.get("type")
-    if isinstance(types, str):
-        return {types}
-    if isinstance(types, list):
-        return set(types)
-    for keyword in _CHOICES:
+    if types is not None:
+        named = {types} if isinstance(types, str) else set(types)
+        return named | {"integer"} if "number" in named else named
+    allowed = set(_ALL_TYPES)
+    for keyword in (*_CHOICES, "allOf"):
         if keyword in schema:
-            branches = [_resolved(function, each, root) for each in schema[keyword]]
-            return {each for branch in branches for each in _types(function, branch, root, depth + 1)}
-    return {"string", "json"}
+            branches = (_resolved(function, each, root) for each in schema[keyword])
+            kinds = [_types(function, branch, root, depth + 1) for branch in branches]
+            allowed &= kinds[0].intersection(*kinds) if keyword == "allOf" else kinds[0].union(*kinds)
+    return allowed
 
 
 def _listed(function: str, schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> list[Any] | None:
@@ -226,9 +227,9 @@ def _regex(pattern: str) -> dict[str, Any]:
 def _resolved(function: str, schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
     """Return a schema with its reference to a definition, or the only schema of its allOf, in its place."""
     seen: set[str] = set()
-    while isinstance(schema, Mapping) and ("$ref" in schema or _wraps(schema)):
+    while isinstance(schema, Mapping) and ("$ref" in schema or (only := _only(schema)) is not None):
         if "$ref" not in schema:
-            schema = schema["allOf"][0]
+            schema = only
             continue
         target = schema["$ref"]
         parts = target.split("/") if isinstance(target, str) else []
@@ -244,9 +245,10 @@ def _resolved(function: str, schema: Any, root: Mapping[str, Any]) -> dict[str, 
     return dict(schema)
 
 
-def _wraps(schema: Mapping[str, Any]) -> bool:
-    """Whether ``schema`` is an allOf of one schema, as pydantic writes a reference with a default."""
-    return len(schema.get("allOf", ())) == 1 and not set(schema) - {"allOf", *_NOTES}
+def _only(schema: Mapping[str, Any]) -> Any:
+    """Return the only schema of an allOf that constrains anything, or None: pydantic writes a reference so."""
+    others = [each for each in schema.get("allOf", ()) if not isinstance(each, dict) or set(each) - set(_NOTES)]
+    return others[0] if len(others) == 1 and not set(schema) - {"allOf", *_NOTES} else None
 
 
 def _unsupported(function: str, what: str) -> BadRequest:
