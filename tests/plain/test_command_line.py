@@ -281,3 +281,24 @@ def test_options_that_need_or_exclude_others_are_refused_before_anything_opens(
         error = CliRunner().invoke(app, command).exception
         assert isinstance(error, BadRequest if refused else BadRequest | BadBundle), error
         assert (re.search(rule, str(error)) is not None) is refused, error
+
+
+@pytest.mark.parametrize(
+    ("command", "option", "least"),
+    [
+        ("calibrate", "--requests", 1),
+        ("calibrate", "--max-tokens", 2),
+        ("bench", "--requests", 1),
+        ("bench", "--length", 1),
+        ("bench", "--max-tokens", 1),
+        ("bench", "--repeats", 1),
+        ("batch", "--max-answer", 1),
+        ("run", "--max-model-len", 2),
+        ("export build", "--max-model-len", 2),
+        ("export triton", "--instances", 1),
+    ],
+)
+def test_a_number_below_the_least_is_rejected_by_its_command(command: str, option: str, least: int) -> None:
+    below, valid = (CliRunner().invoke(app, [*command.split(), option, str(least - off)]) for off in (1, 0))
+    assert (below.exit_code, f"Invalid value for '{option}'" in below.output) == (2, True), below.output
+    assert f"Invalid value for '{option}'" not in valid.output

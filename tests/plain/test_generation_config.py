@@ -31,6 +31,11 @@ def test_the_sampling_parameters_of_a_published_file_are_read(tmp_path: Path) ->
     assert recommended(write(tmp_path, QWEN3)) == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 
 
+def test_a_value_of_zero_is_a_value(tmp_path: Path) -> None:
+    zeros = {"temperature": 0.0, "top_k": 0, "min_p": 0.0}
+    assert recommended(write(tmp_path, zeros)) == zeros
+
+
 @pytest.mark.parametrize("data", [{}, {"temperature": None, "eos_token_id": 2}])
 def test_a_file_without_sampling_parameters_changes_nothing(tmp_path: Path, data: Any) -> None:
     assert recommended(tmp_path) == recommended(write(tmp_path, data)) == {}

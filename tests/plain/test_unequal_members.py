@@ -2,6 +2,7 @@
 
 import re
 import threading
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,12 +31,15 @@ from tandemrt.runtime.check.memory import measure_memory
 from tandemrt.runtime.check.texts import GeneratedTexts, _first_error
 from tandemrt.runtime.constraints.ordinary import OrdinaryTokens
 from tandemrt.runtime.grammars import bitmask
+from tandemrt.runtime.grammars.regex.python_form import python_form
 from tandemrt.runtime.grammars.sources import read
 from tandemrt.runtime.grammars.tag_grammar import split_at_token
+from tandemrt.runtime.grammars.unique.token_index import first_allowed
 from tandemrt.runtime.requests.images import Image, PromptImages
 from tandemrt.runtime.requests.prompt_logprobs import ReplayGrammar
 from tandemrt.runtime.servers.batch import batches
 from tandemrt.runtime.servers.batch.files import StoredFile
+from tandemrt.runtime.servers.http.spans import _phases
 from tandemrt.runtime.workers.ranks import Link
 from tests.plain.test_bundle import write_bundle
 
@@ -228,3 +232,23 @@ def test_the_memory_of_every_cache_is_counted_in_bytes() -> None:
     assert measured.numbers == {"caches": 11 * 2 + 11 * 4, "opened": 7_000_000}
     assert measured.result.startswith("7 MB taken by opening")
     assert measure_memory(llm, {"cuda": 1}, {"cuda": 2}).numbers == {"caches": 66}
+
+
+@pytest.mark.parametrize("count", range(6))
+def test_at_most_so_many_tokens_of_all_words_are_first(count: int) -> None:
+    tokens = [1, 31, 32, 70, 95]
+    row = np.zeros(3, np.uint32)
+    for token in tokens:
+        row[token // 32] |= np.uint32(1 << token % 32)
+    assert list(first_allowed(row.view(np.int32), count)) == tokens[:count]
+
+
+def test_every_named_group_is_written_as_in_python() -> None:
+    assert python_form(r"(?<a>x)(?<b>y)\k<a>") == r"(?P<a>x)(?P<b>y)\k<a>"
+
+
+@pytest.mark.parametrize(("times", "ended"), [((), None), ((2.0,), 5.0), ((2.0, 3.0), None), ((2.0, 3.0), 5.0)])
+def test_the_phases_of_a_request_end_with_it(times: tuple[float, ...], ended: float | None) -> None:
+    joined, first = (*times, None, None)[:2]
+    request = cast("Any", SimpleNamespace(submitted=1.0, joined=joined, first_token_time=first, ended=ended))
+    assert [(begin, until) for _, begin, until in _phases(request, 9.0)] == [*pairwise((1.0, *times, ended or 9.0))]
