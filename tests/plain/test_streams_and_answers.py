@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tandemrt import SamplingParams
@@ -34,7 +34,7 @@ def token_text(_tokenizer: object, token: int, *, first: bool = False) -> TokenT
 
 Part = tuple[str, str, int]  # reasoning, text, tokens
 _TOKENS = st.integers(0, 2)
-_TEXTS = st.sampled_from(["", "a", " ", CALL, CALL[:3], f"b{CALL}"])
+_TEXTS = st.sampled_from(["", "a", " ", CALL, CALL[:3], CALL[:14], f"b{CALL}"])
 
 
 def ordered(thought: list[Part], said: list[Part], *, late: bool) -> list[Part]:
@@ -172,6 +172,7 @@ def filled(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in inner.items() if value not in (None, "", [], {})}
 
 
+@example([("so ", "", 1), ("", CALL[:14], 1)], ("length", None, None), True)
 @given(PARTS, FINISH, st.booleans())
 def test_events_of_a_response_lead_to_the_complete_one(parts: Any, finish: Any, tools: bool) -> None:
     deltas = deltas_of(0, parts, finish, logprobs=False)
@@ -197,7 +198,11 @@ def test_events_of_a_response_lead_to_the_complete_one(parts: Any, finish: Any, 
         assert texts.get(index, "") == text
     cut = last["status"] == "incomplete"  # only the last item is
     states = [item["status"] == "incomplete" for item in last["output"]]
-    assert states == [cut and item is last["output"][-1] for item in last["output"]]
+    thought = any(delta.text for delta in deltas)  # text that is no item yet ends the reasoning too
+    ended = [item["type"] == "reasoning" and thought for item in last["output"]]
+    assert states == [
+        cut and item is last["output"][-1] and not end for item, end in zip(last["output"], ended, strict=True)
+    ]
     assert cut == (deltas[-1].output.finish_reason != "stop")
     for name in ("id", "created_at"):
         del last[name], complete[name]

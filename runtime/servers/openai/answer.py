@@ -93,12 +93,14 @@ class AnswerBlocks:
 
     Attributes:
         blocks: all blocks so far.
+        in_reasoning: whether the newest text is reasoning. Text of the answer may be in no block yet.
         output: the finished output, or None.
     """
 
     def __init__(self, tool_calls: ToolCallSpec | None) -> None:
         self._parser = AnswerParser(tool_calls)
         self.blocks: list[Block] = []
+        self.in_reasoning = False
         self.output: RequestOutput | None = None
 
     @property
@@ -111,6 +113,8 @@ class AnswerBlocks:
         """Yield what ``delta`` adds to the blocks."""
         if delta.reasoning:
             yield from self._add("reasoning", delta.reasoning)
+        if delta.reasoning or delta.text:
+            self.in_reasoning = not delta.text
         for part in self._parser.parts(delta.text, last=delta.output is not None):
             if isinstance(part, str):
                 yield from self._add("text", part)

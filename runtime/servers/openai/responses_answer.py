@@ -121,7 +121,8 @@ class ResponsesFormatter:
 
     def _item(self, block: Block) -> dict[str, Any]:
         last = self.finished and block is self._answer.blocks[-1]
-        cut = last and self._answer.finish_reason in _INCOMPLETE
+        unfinished = last and (block.kind == "reasoning") == self._answer.in_reasoning
+        cut = unfinished and self._answer.finish_reason in _INCOMPLETE
         head = {"id": self._ids[block.index], "status": "incomplete" if cut else "completed"}
         if block.call is not None:
             call = {"call_id": block.call.id, "name": block.call.name, "arguments": block.text}
