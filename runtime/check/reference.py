@@ -38,8 +38,12 @@ _CPU = torch.device("cpu")
 _FOLDER = "session.model_external_initializers_file_folder_path"
 
 
-def open_reference(bundle: Bundle, name: EngineName, threads: int | None, call: Mapping[str, int]) -> Engine:
+def open_reference(
+    bundle: Bundle, name: EngineName, threads: int | None, call: Mapping[str, int], *, rounded: bool = False
+) -> Engine:
     """Open the graph of engine ``name`` on the CPU, for calls up to the sizes (by symbol) in ``call``.
+
+    ``rounded``: see float32_graph; not for a target over several ranks.
 
     A decoder that was cut into steps runs in the same steps, with float32 subgraphs and CPU implementations of the
     operators. Raises BadBundle if a graph is missing or cannot run.
@@ -48,11 +52,11 @@ def open_reference(bundle: Bundle, name: EngineName, threads: int | None, call: 
     if name == "target" and bundle.manifest.ranks:
         return RankedReference.open(bundle, threads, call)
     if entry.decoder is not None:
-        return open_float32_steps(bundle.folder, entry.decoder, entry.contract, threads, call)
+        return open_float32_steps(bundle.folder, entry.decoder, entry.contract, threads, call, rounded=rounded)
     path = bundle.path(name).with_suffix(".onnx")
     if not path.is_file():
         raise BadBundle(f"{path} must exist: the engine {name!r} is compared with its graph; build the bundle again")
-    return open_float32(path, entry.contract, threads)
+    return open_float32(path, entry.contract, threads, rounded=rounded)
 
 
 def open_reference_unquantized_cache(
@@ -78,9 +82,12 @@ def open_reference_unquantized_cache(
     return open_float32_steps(bundle.folder, entry.decoder.model_copy(update=changed), contract, threads, call)
 
 
-def open_float32(path: Path, contract: Contract, threads: int | None) -> OnnxRuntimeEngine:
-    """Open the graph at ``path`` with the bindings ``contract`` in float32. Raises BadBundle if it cannot run."""
-    return OnnxRuntimeEngine(_session(path, threads), float32_contract(contract), _CPU)
+def open_float32(path: Path, contract: Contract, threads: int | None, *, rounded: bool = False) -> OnnxRuntimeEngine:
+    """Open the graph at ``path`` with the bindings ``contract`` in float32; ``rounded``: see float32_graph.
+
+    Raises BadBundle if it cannot run.
+    """
+    return OnnxRuntimeEngine(_session(path, threads, rounded=rounded), float32_contract(contract), _CPU)
 
 
 def open_float32_steps(
@@ -90,10 +97,12 @@ def open_float32_steps(
     threads: int | None,
     call: Mapping[str, int],
     ranks: SharedRanks | None = None,
+    *,
+    rounded: bool = False,
 ) -> Executor:
     """Open the subgraphs of ``decoder`` in ``folder`` in float32. Raises BadBundle if one cannot run.
 
-    ``ranks``: for the decoder of one rank of a tensor-parallel target.
+    ``ranks``: for the decoder of one rank of a tensor-parallel target. ``rounded``: see float32_graph.
     """
     in_float32, bindings = (
         decoder.model_copy(update={"values": _float32_bindings(decoder.values)}),
@@ -101,7 +110,7 @@ def open_float32_steps(
     )
     subgraphs = {
         subgraph.file: OpenSubgraph.of(
-            _session(folder / subgraph.file, threads),
+            _session(folder / subgraph.file, threads, rounded=rounded),
             in_float32.contract_of(subgraph, bindings),
             folder / subgraph.file,
         )
@@ -211,9 +220,13 @@ def float32_contract(contract: Contract) -> Contract:
     return Contract(_float32_bindings(contract.inputs), _float32_bindings(contract.outputs), contract.aliases)
 
 
-def float32_graph(path: Path) -> bytes:
-    """Return the graph at ``path`` with float32 for every half precision. Weights stay in their files and are cast."""
+def float32_graph(path: Path, *, rounded: bool = False) -> bytes:
+    """Return the graph at ``path`` with float32 for every half precision. Weights stay in their files and are cast.
+
+    ``rounded``: values that the graph casts to half precision are rounded to it.
+    """
     model = ir.load(path)
+    casts = [(node, _cast_to(node)) for node in model.graph if rounded and _cast_to(node) in _HALF_TYPES]
     for value in _values(model.graph):
         _set_float32(value)
     for name, value in list(model.graph.initializers.items()):
@@ -230,18 +243,32 @@ def float32_graph(path: Path) -> bytes:
     for graph in (model.graph, *model.functions.values()):
         for node in ir.traversal.RecursiveGraphIterator(graph):
             _set_float32_attributes(node)
+    for cast, kind in casts:
+        wide = ir.node("Cast", cast.outputs, {"to": ir.DataType.FLOAT.value}, name=f"{cast.name}/float32")
+        ir.convenience.replace_all_uses_with(cast.outputs[0], wide.outputs[0])
+        wide.replace_input_with(0, cast.outputs[0])
+        cast.attributes["to"], cast.outputs[0].type = ir.AttrInt64("to", kind), ir.TensorType(ir.DataType(kind))
+        wide.outputs[0].name, wide.outputs[0].type = f"{wide.name}.0", ir.TensorType(ir.DataType.FLOAT)
+        model.graph.insert_after(cast, wide)
     return bytes(ir.to_proto(model).SerializeToString())
 
 
 _HALF_TYPES = tuple(ir.DataType(ONNX[name]) for name in HALF)
 
 
-def _session(path: Path, threads: int | None) -> "onnxruntime.InferenceSession":
+def _cast_to(node: ir.Node) -> int:
+    return node.attributes.get_int("to", 0) if node.op_type == "Cast" else 0
+
+
+def _session(path: Path, threads: int | None, *, rounded: bool = False) -> "onnxruntime.InferenceSession":
     options = session_options(threads=threads, entries={_FOLDER: str(path.parent)})
     try:
         # Constant folding would keep a float32 copy of all weights in memory.
         return onnxruntime.InferenceSession(
-            float32_graph(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=["ConstantFolding"]
+            float32_graph(path, rounded=rounded),
+            options,
+            providers=["CPUExecutionProvider"],
+            disabled_optimizers=["ConstantFolding"],
         )
     except Exception as error:  # onnxruntime's exceptions have no common public base
         raise BadBundle(f"{path}: onnxruntime cannot load this graph on the CPU: {error}; build it again") from error

@@ -22,6 +22,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
@@ -30,6 +31,7 @@ from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.opening import open_models
 from tandemrt.export.bundle.vision import open_tower
 from tandemrt.runtime.check import tower as tower_check
+from tandemrt.runtime.check.reference import open_reference
 from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.check.tower import check_tower, states_of
 from tandemrt.runtime.device.backends.opening import open_engines
@@ -488,10 +490,28 @@ def test_the_check_finds_a_tower_with_wrong_states_of_a_single_image(
 
             return SimpleNamespace(run=run)
 
-    monkeypatch.setattr(tower_check, "_TOLERANCE", tower_check._IN_BFLOAT16)
+    monkeypatch.setattr(tower_check, "_TOLERANCE", 0.2)
     assert bundle.manifest.vision is not None
     (result,) = check_tower(bundle, bundle.manifest.vision, OneWrong(), 1)  # type: ignore[arg-type]
     assert (result.verdict, len(runs)) == ("fail", 3)
+
+
+def test_the_check_on_a_gpu_allows_what_the_towers_own_roundings_change(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checked = Bundle.open(bundle(tmp_path, target, "gpu", backend=PAGED, dtype="bfloat16"))
+    entry = checked.manifest.vision
+    assert entry is not None
+    monkeypatch.setattr(tower_check, "device_of", lambda _: SimpleNamespace(on_host=False))
+    rounded = open_reference(checked, "vision", 1, {}, rounded=True)
+    (result,) = check_tower(checked, entry, rounded, 1)
+    assert result.verdict == "pass"
+    assert 2e-3 < float(result.numbers["relative"]) < 2e-2
+    assert 2e-2 <= float(result.numbers["tolerance"]) < 5e-2
+    monkeypatch.setattr(
+        tower_check, "states_of", lambda engine, image: states_of(engine, image) * (1 + 0.05 * (engine is rounded))
+    )
+    assert next(check_tower(checked, entry, rounded, 1)).verdict == "fail"
 
 
 def test_inspect_says_what_images_need(run: Any, in_chunks: LLM) -> None:
