@@ -1,5 +1,6 @@
 """What holds for every finished request, whatever its test is about: see ``consistent_outputs``."""
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
@@ -7,12 +8,14 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
+from tandemrt.runtime.constraints.rules import ConstraintRules
 from tandemrt.runtime.requests.request import Finish, Request, RequestOutput, Speculation, StreamOutput
+from tandemrt.runtime.requests.running import RunningRequest
 
 _WHOLE = ("stop", "length", "constraint")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def consistent_outputs() -> Iterator[None]:
     """Fail a module in which a request ended with an output that contradicts itself or its request."""
     checks = OutputChecks()
@@ -35,7 +38,8 @@ class OutputChecks:
     @contextmanager
     def watch(self) -> Iterator[None]:
         """Check all requests of this process while the block runs."""
-        finish, notify = Request.finish, Request.notify
+        finish, notify, end = Request.finish, Request.notify, RunningRequest._end
+        since = time.monotonic()
 
         def checked_finish(request: Request, end: Finish, output: RequestOutput | None = None) -> None:
             first = not request.finished
@@ -45,13 +49,24 @@ class OutputChecks:
                 self._note(request, _broken(request, output))
 
         def checked_notify(request: Request, item: StreamOutput) -> None:
-            if not request._end_notified:
+            if not request._end_notified and request.submitted >= since:  # else a part of it came before
                 self._streamed.setdefault(request, []).append(item)
                 if item.output is not None and item.output is self._finished.get(request):
                     self._note(request, _unequal(self._streamed[request], item.output))
             notify(request, item)
 
-        with patch.object(Request, "finish", checked_finish), patch.object(Request, "notify", checked_notify):
+        def checked_end(running: RunningRequest, how: Finish) -> list[int]:
+            accepted, output = end(running, how), running.request.output
+            if output is not None and output.finish_reason in _WHOLE:
+                forced = running.constraint.forced_end_spans
+                self._note(running.request, broken_reasoning(output, running.constraint._rules, forced))
+            return accepted
+
+        with (
+            patch.object(Request, "finish", checked_finish),
+            patch.object(Request, "notify", checked_notify),
+            patch.object(RunningRequest, "_end", checked_end),
+        ):
             yield
 
     def _note(self, request: Request, broken: Iterator[str]) -> None:
@@ -62,20 +77,19 @@ def _broken(request: Request, output: RequestOutput) -> Iterator[str]:
     """Yield the rules that ``output`` breaks."""
     params, count, reason = request.params, len(output.token_ids), output.finish_reason
     copied = (output.prompt_token_ids, output.seed, output.index, output.grammar_engine)
+    times = [time for time in (request.submitted, request.joined, request.first_token_time, request.ended) if time]
     rules = {
         "an output repeats what its request says": copied
         == (request.prompt, request.seed, request.index, request.grammar_engine),
         "a text has at most max_tokens, and all of them if it ends with length": count <= request.max_tokens
         and (reason != "length" or count == request.max_tokens),
-        "a text has min_tokens before it ends itself": reason != "stop" or count >= params.min_tokens,
+        "no stop token comes before min_tokens": reason != "stop"
+        or isinstance(output.stop_reason, str)
+        or count >= params.min_tokens,
         "reasoning is a part of the output": 0 <= output.reasoning_tokens <= count,
-        "reasoning keeps its budget, and ends of it that are forced count, too": output.forced_ends > 0
-        or params.thinking_token_budget in (None, -1)
-        or output.reasoning_tokens <= params.thinking_token_budget,
         "no banned token is written": not set(params.banned_token_ids or ()) & {*output.token_ids},
         "a cache has less than the prompt": 0 <= output.num_cached_tokens < max(1, len(request.prompt)),
-        "a request joins after it was submitted, and ends after that": request.joined is None
-        or request.submitted <= request.joined <= (request.ended or 0.0),
+        "a request is submitted, then joins, then writes, then ends": times == sorted(times),
     }
     if isinstance(output.stop_reason, str):
         rules["a stop string ends the text"] = output.stop_reason in params.stop and (
@@ -90,6 +104,28 @@ def _broken(request: Request, output: RequestOutput) -> Iterator[str]:
     yield from _broken_counts(output.speculation, request)
 
 
+def broken_reasoning(output: RequestOutput, rules: ConstraintRules, forced: list[range]) -> Iterator[str]:
+    """Yield the rules of the reasoning budget that ``output`` breaks. ``forced``: the places of forced ends."""
+    tokens, spans = output.token_ids, [span for span in forced if span.start < len(output.token_ids)]
+    if len(spans) != output.forced_ends:
+        yield "forced ends are counted"
+    for span in spans:
+        written = tuple(tokens[span.start : span.stop])
+        if written != tuple(rules.forced_end[: len(written)]):
+            yield "a forced end has the tokens of the rule"
+    if rules.budget in (None, -1):
+        return
+    symbols = [symbol for token in tokens for symbol in rules.symbols(token)]
+    start = list(rules.think_start)
+    blocks = 1 + sum(symbols[at : at + len(start)] == start for at in range(len(symbols)))
+    message = sum(  # tokens of a forced end that begin before its delimiter
+        len([each for token in rules.forced_end[:at] for each in rules.symbols(token)]) < rules.forced_delimiter.start
+        for at in range(len(rules.forced_end))
+    )
+    if output.reasoning_tokens > (rules.budget or 0) * blocks + message * len(spans):
+        yield "each block of reasoning keeps its budget, and a forced end adds its own text only"
+
+
 def _broken_logprobs(request: Request, output: RequestOutput) -> Iterator[str]:
     asked = request.params.logprobs
     if asked is None or output.logprobs is None:
@@ -102,6 +138,11 @@ def _broken_logprobs(request: Request, output: RequestOutput) -> Iterator[str]:
         top = [logprob for _, logprob in each.top]
         if each.logprob > 1e-5 or len(top) > asked or top != sorted(top, reverse=True):
             yield "logprobs are logarithms of probabilities, the largest first"
+        if (
+            len({token for token, _ in each.top}) != len(top)
+            or dict(each.top).get(each.token, each.logprob) != each.logprob
+        ):
+            yield "a token has one logprob"
 
 
 def _broken_counts(counts: Speculation, request: Request) -> Iterator[str]:

@@ -14,6 +14,7 @@ from tandemrt.export.compile.onnxruntime import builder
 from tandemrt.plugins.kernels import compile as compiler
 from tandemrt.plugins.kernels import nvrtc
 from tandemrt.plugins.kernels.nvrtc import Program, Result
+from tests.closed_loops import sound_loops  # noqa: F401  # a fixture
 from tests.conftest import shared_folder
 from tests.outputs import consistent_outputs  # noqa: F401  # a fixture
 from tests.waiting import Clock

@@ -13,8 +13,6 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.engine_loop.verify_inputs import SLOW_S
 from tandemrt.runtime.grammars.llguidance_matcher import LLGuidanceMatcher
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 FREE = SamplingParams(seed=1, max_tokens=20, ignore_eos=True)
 WORD = SamplingParams(structured_outputs=StructuredOutputs(regex="[a-z]{30}"), thinking_token_budget=0, seed=2)
 AMBIGUOUS = "root ::= a0" + "".join(f"\na{i} ::= a{i + 1} a{i + 1}" for i in range(60)) + "\na60 ::= [a-z]?"

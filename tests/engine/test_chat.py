@@ -16,8 +16,6 @@ import pytest
 from tests.waiting import PATIENCE_S, receive_interrupts
 from tools.demo.corpus import held_out
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 # In a session of its own, whose terminal is the pseudoterminal: so Ctrl-C there is what it is in a shell.
 START = """
 import fcntl, sys, termios

@@ -16,8 +16,6 @@ from tandemrt.runtime.requests.running import RunningRequest
 from tests.engine.test_invisible import REQUESTS, output_of
 from tests.makers import tiny_checkpoint, write_recipe
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 KEYS = ("alpha", "beta", "gamma")
 SCHEMA = {"type": "object", "properties": {key: {"type": "boolean"} for key in KEYS}, "required": list(KEYS)}
 ANSWERS: dict[str, Any] = {

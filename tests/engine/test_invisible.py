@@ -20,9 +20,9 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tests.makers import write_recipe
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 SOME = 200  # of 320 tokens
+# On a busy machine a grammar may take more than 10 s, and its request would end with an error.
+open_llm = partial(LLM, threads=1, grammar_timeout_s=120.0)
 
 SCHEMA = {
     "type": "object",
@@ -76,7 +76,7 @@ REQUESTS: list[tuple[str, dict[str, Any]]] = [
 def outputs(
     bundle: Path, *, requests: list[tuple[str, dict[str, Any]]] = REQUESTS, **options: Any
 ) -> list[RequestOutput]:
-    with LLM(bundle, threads=1, **options) as llm:
+    with open_llm(bundle, **options) as llm:
         return llm.generate([prompt for prompt, _ in requests], [SamplingParams(**params) for _, params in requests])
 
 
@@ -95,7 +95,7 @@ def check_reversed_and_one_by_one(
     """Check that the texts are ``autoregressive`` in reverse order (so in other slots and batches) and one by one."""
     backwards = outputs(bundle, requests=requests[::-1], num_draft_tokens=3)
     assert [output_of(output) for output in backwards[::-1]] == autoregressive
-    with LLM(bundle, threads=1) as llm:
+    with open_llm(bundle) as llm:
         alone = [llm.generate(prompt, SamplingParams(**params)) for prompt, params in requests]
     assert [output_of(output) for output in alone] == autoregressive
 
@@ -135,7 +135,7 @@ def test_a_draft_that_proposes_some_tokens_changes_no_token(
     recipe = write_recipe(tmp_path / "some.toml", target=checkpoints / "target", drafting=drafting)
     bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
     assert Bundle.open(bundle).contract("draft")["logits"].shape[2] == SOME
-    with LLM(bundle, threads=1) as llm:
+    with open_llm(bundle) as llm:
         params = [SamplingParams(**params) for _, params in REQUESTS]
         assert [output_of(each) for each in llm.generate([prompt for prompt, _ in REQUESTS], params)] == autoregressive
         assert sum(llm.metrics.accepted) > 0
@@ -144,7 +144,7 @@ def test_a_draft_that_proposes_some_tokens_changes_no_token(
 
 
 def test_an_adaptive_draft_window_changes_no_token(tiny_bundle: Path, autoregressive: list[Any]) -> None:
-    with LLM(tiny_bundle, threads=1, adaptive_draft_tokens=True, overlap=True) as llm:
+    with open_llm(tiny_bundle, adaptive_draft_tokens=True, overlap=True) as llm:
         asked = [params for _, params in REQUESTS]
         outputs = llm.generate([prompt for prompt, _ in REQUESTS], [SamplingParams(**params) for params in asked])
         assert [output_of(output) for output in outputs] == autoregressive
@@ -153,7 +153,7 @@ def test_an_adaptive_draft_window_changes_no_token(tiny_bundle: Path, autoregres
 
 @pytest.fixture(scope="module", params=[False, True], ids=["lockstep", "overlap"])
 def adaptive(tiny_bundle: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(tiny_bundle, threads=1, overlap=request.param, adaptive_draft_tokens=True) as llm:
+    with open_llm(tiny_bundle, overlap=request.param, adaptive_draft_tokens=True) as llm:
         yield llm
 
 
@@ -198,7 +198,7 @@ def test_requests_of_one_batch_may_have_different_draft_windows(tiny_bundle: Pat
 
 
 def test_a_request_without_a_seed_reports_a_seed_that_reproduces_it(tiny_bundle: Path) -> None:
-    with LLM(tiny_bundle, threads=1) as llm:
+    with open_llm(tiny_bundle) as llm:
         unseeded = SamplingParams(max_tokens=12, ignore_eos=True)
         first = llm.generate("hello", unseeded)
         again = llm.generate("hello", unseeded.model_copy(update={"seed": first.seed, "num_draft_tokens": 0}))

@@ -13,8 +13,6 @@ from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.runtime.requests.logprobs import TokenLogprobs, token_logprobs
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 ASKED: list[tuple[str, dict[str, Any]]] = [
     ("hello the world", {"temperature": 0.0, "logprobs": 0}),
     ("hello the world", {"temperature": 0.7, "seed": 5, "top_k": 5, "logprobs": 3, "presence_penalty": 1.0}),

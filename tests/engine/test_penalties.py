@@ -14,8 +14,6 @@ from tandemrt.runtime.requests.round import Round
 from tests.engine.test_invisible import REQUESTS as UNADJUSTED
 from tests.engine.test_invisible import SCHEMA, check_reversed_and_one_by_one, output_of, outputs
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 LOUD = dict.fromkeys(range(65, 75), 4.0)  # a few likely tokens, so that texts repeat themselves
 PENALTIES: list[dict[str, Any]] = [
     {"presence_penalty": 1.5},

@@ -14,8 +14,6 @@ from tandemrt.runtime.requests.request import Request
 from tests.engine.test_prefix_caching import bundle, bundles, llm_without_caching
 from tests.waiting import Clock
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 __all__ = ["bundle", "bundles", "llm_without_caching"]
 
 PROMPTS = [[at, *range(100, 199)] for at in range(3)]  # two blocks each, of five; their texts need three

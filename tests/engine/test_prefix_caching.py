@@ -15,8 +15,6 @@ from tandemrt.runtime.caches.kv_cache import BlockTable
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a few tokens
 LIMITS = {"length": 300, "prefill_chunk": 48}
 

@@ -16,8 +16,6 @@ from tandemrt.runtime.requests.prompt_logprobs import PromptLogprobsCollector
 from tandemrt.runtime.requests.request import Request, TextDelta
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 PROMPT = [(7 * i) % 256 for i in range(37)]
 
 

@@ -15,8 +15,6 @@ from tandemrt.runtime.servers.request import ServerRequest
 from tandemrt.runtime.servers.request_stream import OutputDelta, RequestCancelled, RequestStream, RequestTimeout
 from tests.waiting import PATIENCE_S, Clock, eventually
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 
 class Collected(RequestStream):
     """Takes every delta as soon as it arrives."""

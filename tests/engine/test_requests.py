@@ -33,8 +33,6 @@ from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, eventually
 from tools.clients.listener import Listener
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 PAD, STOP, CALL = 262, 263, 266  # <|endoftext|>, <|im_end|>, <tool_call>
 A, B = 64, 65  # the tokens of "a" and "b"
 NO_REASONING = {"thinking_token_budget": 0}

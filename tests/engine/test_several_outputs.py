@@ -13,8 +13,6 @@ from tandemrt import LLM, SamplingParams
 from tandemrt.engines.validation.errors import BadRequest, QueueFull
 from tests.waiting import eventually
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 PARAMS: list[dict[str, Any]] = [
     {"temperature": 1.0, "presence_penalty": 1.0, "logprobs": 1},
     {"temperature": 0.7, "top_k": 20, "stop": ["e"], "rule": "coupled"},

@@ -8,8 +8,6 @@ import pytest
 
 from tandemrt import LLM, RequestOutput, SamplingParams, StructuredOutputs
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 
 @pytest.fixture(scope="module")
 def llm(tiny_bundle: Path) -> Iterator[LLM]:

@@ -8,8 +8,6 @@ import pytest
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.validation.errors import BadRequest
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 
 @pytest.fixture(scope="module")
 def llm(tiny_bundle: Path) -> Iterator[LLM]:

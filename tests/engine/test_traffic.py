@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 
 @dataclass(frozen=True)
 class Visit:

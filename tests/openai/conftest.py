@@ -13,6 +13,7 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.runtime.servers.batch.routes import batch_routes
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tandemrt.runtime.servers.http.server import Server, open_models
+from tests.closed_loops import sound_loops  # noqa: F401  # a fixture
 from tests.openai.client import Served
 from tests.outputs import consistent_outputs  # noqa: F401  # a fixture
 from tests.waiting import PATIENCE_S

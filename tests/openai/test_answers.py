@@ -19,8 +19,6 @@ from tests.openai.client import EXAMPLES, Served, asking, endless, events
 from tests.waiting import PATIENCE_S, Clock, eventually
 from tools.demo.corpus import Example
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 
 def answer_of(llm: LLM, example: Example, **params: Any) -> Any:
     structured = StructuredOutputs(json=example.schema)

@@ -22,8 +22,6 @@ from tests.openai.client import Served
 from tests.openai.conftest import serving
 from tests.openai.test_chat_page import browser, opened, say
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 
 @pytest.fixture(scope="module")
 def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:

@@ -23,8 +23,6 @@ from tests.openai.conftest import serving
 from tests.openai.test_connections import held_bytes, port_of
 from tests.waiting import PATIENCE_S, eventually
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 CHOSEN = {"ignore_eos": True, "seed": 1, "thinking_token_budget": 0}
 MAX_ANSWER = 50_000
 

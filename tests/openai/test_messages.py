@@ -17,8 +17,6 @@ from tests.openai.test_answers import answer_of
 from tests.openai.test_tools import COUNT, NESTED
 from tests.waiting import PATIENCE_S
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 TOOLS: list[Any] = [
     {"name": "send", "description": "sends", "input_schema": NESTED},
     {"name": "count", "input_schema": COUNT, "strict": True, "cache_control": {"type": "ephemeral"}},

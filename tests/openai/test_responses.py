@@ -14,8 +14,6 @@ from tests.openai.client import EXAMPLES, Served, named_events
 from tests.openai.test_answers import answer_of
 from tests.openai.test_tools import COUNT, NESTED
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 TOOLS: list[Any] = [
     {"type": "function", "name": "send", "parameters": NESTED},
     {"type": "function", "name": "count", "description": "counts", "parameters": COUNT, "strict": True},

@@ -23,8 +23,6 @@ from tests.openai.client import Served, endless, events
 from tests.openai.conftest import serving
 from tests.waiting import PATIENCE_S, eventually, receive_interrupts
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 CANCELLED = "the request was cancelled: the server is closing"
 
 

@@ -25,8 +25,6 @@ from tests.openai.client import EXAMPLES, Served, events
 from tests.openai.conftest import serving
 from tools.demo.tokenizer import CHAT_TEMPLATE
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 NESTED = {
     "type": "object",
     "properties": {"to": {"$ref": "#/$defs/place"}, "by": {"$ref": "#/$defs/place"}},

@@ -9,8 +9,6 @@ from tandemrt import LLM, SamplingParams, __version__
 from tandemrt.runtime.requests.request import RequestOutput
 from tests.openai.client import Served, events, named_events
 
-pytestmark = pytest.mark.usefixtures("consistent_outputs")
-
 PROMPT = "Two boxes."
 USER = {"role": "user", "content": PROMPT}
 SAMPLED = {"seed": 7, "thinking_token_budget": 2, "temperature": 0.5}
