@@ -208,6 +208,7 @@ def soak_result(**changed: Any) -> SoakResult:
 
 def test_a_run_without_growth_or_lost_requests_has_no_violation() -> None:
     assert soak_result().violations() == []
+    assert soak_result(threads=[4, 9, 9, 9, 9, 9, 12, 12, 9]).violations() == []  # a pool that started late
 
 
 def test_memory_of_runtimes_that_still_start_is_no_growth() -> None:

@@ -78,8 +78,9 @@ class SoakResult:
                 f"{self.requests} sent, {self.ended.total()} answered, "
                 f"{self.abandoned} abandoned, {self.rejected} rejected"
             )
-        # Pools start their threads late, and end them with their runtime; a leak passes these differences.
-        before, after = (max(part, default=0) for part in (threads[: len(threads) // 2], threads[len(threads) // 2 :]))
+        # Pools start their threads late, and end them with their runtime; a leak is in every later measurement.
+        before = max(threads[: len(threads) // 2], default=0)
+        after = min(threads[-(len(threads) // 4) :], default=0)
         if before and after > before + len(self.drivers):
             lines.append(f"threads rose from {before} to {after}")
         if self.growth_mb > max(GROWTH_MB, 0.05 * self.memory_mb[-1]):
