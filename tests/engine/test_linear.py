@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from tandemrt.engines.contract.contract import Binding
+from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.graph.builder import GraphBuilder, save_model
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.linear import Linear, merge_linears
@@ -42,6 +43,16 @@ def test_a_packed_matmul_equals_its_concatenated_parts(tmp_path: Path, bias: boo
     np.testing.assert_allclose(both, np.concatenate([one, other], axis=-1), rtol=1e-5, atol=1e-6)
     expected = torch.nn.functional.linear(inputs, stored["a.weight"], stored.get("a.bias"))
     np.testing.assert_allclose(one, expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_single_tensor_without_a_place_is_named(tmp_path: Path) -> None:
+    save_file({"a.weight": torch.zeros(WIDE, INTO), "b.weight": torch.zeros(1)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text("{}")
+    b = GraphBuilder("g")
+    w = Weights(Checkpoint.open(tmp_path), b, "float32")
+    Linear.stored("a", WIDE)(b, b.input(Binding("x", "float32", ("batch", "query", INTO))), w)
+    with pytest.raises(BadCheckpoint, match=r"1 tensor\(s\) have no place .*: b\.weight;"):
+        w.finish()
 
 
 def test_matmuls_with_and_without_a_bias_are_not_packed() -> None:

@@ -625,6 +625,16 @@ def test_each_kind_of_layer_rotates_its_own_share_of_its_own_heads(name, full, s
     assert kinds == {(False, *full), (True, *sliding)}
 
 
+def test_a_proportional_rotation_is_slower_by_its_factor():
+    config = json.loads(PUBLISHED["gemma-4-31B-it"][0])
+    text = config["text_config"]
+    full = text["rope_parameters"]["full_attention"] | {"factor": 8.0}
+    slower = text | {"rope_parameters": text["rope_parameters"] | {"full_attention": full}}
+    ropes = [ModelSpec.from_hf(config | {"text_config": each}) for each in (text, slower)]
+    before, after = ([spec.rope.frequencies, spec.local_rope.frequencies] for spec in ropes)
+    assert after == [tuple(each / 8 for each in before[0]), before[1]]
+
+
 REQUIRED = {
     "deepseek_v2": {"num_experts_per_tok": 2},
     "gptj": {"rotary_dim": 16},
