@@ -10,25 +10,6 @@
 #include "variants.cuh"
 
 constexpr int ROUTE_THREADS = 1024;
-constexpr int FEW_PAIRS = 1024;  // pairs that one launch chooses and places
-
-template <class T>
-__device__ void route_few(const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
-                          int shared_columns, const typename T::Element* factors, int most, float* weights, int* order,
-                          int* places, int* ends, int4* items, int* item_count) {
-    __align__(16) __shared__ int ids[FEW_PAIRS];
-    __shared__ float unread[FEW_PAIRS];
-    begin_next();
-    wait_for_previous();
-    int shared = shared_columns > 0, choices = per_token + shared;
-    for (int row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
-        float* to = (blockIdx.x == 0 ? weights : unread) + row * choices;
-        const auto* of_row = logits + static_cast<i64>(row) * (experts + shared_columns);
-        choose<T>(of_row, experts, per_token, normalized, shared, factors, ids + row * choices, to);
-    }
-    __syncthreads();
-    place(ids, rows * choices, experts + shared, most, order, places, ends, items, item_count);
-}
 
 template <class T>
 __device__ void choose_rows(const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
@@ -185,7 +166,7 @@ __device__ void sum_places(const typename T::Element* given, const int* places, 
     }
 
 #define ORDERED(NAME, T)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                           \
+    extern "C" __global__ void __launch_bounds__(KEPT_THREADS, 1)                                                      \
         gate_up_ordered_##NAME(const u16* x, const u16* weight, const int4* items, const int* item_count, int room,    \
                                int stages, int hidden, int width, const int* order, int per_token, const u16* bias,    \
                                int interleaved, float alpha, float cubic, float limit, float offset, u16* activated) { \
@@ -193,7 +174,7 @@ __device__ void sum_places(const typename T::Element* given, const int* places, 
         gate_up_ordered<T>(x, weight, {items, item_count, room, stages}, hidden, width, order, per_token, activation,  \
                            activated);                                                                                 \
     }                                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(THREADS, 1)                                                           \
+    extern "C" __global__ void __launch_bounds__(KEPT_THREADS, 1)                                                      \
         down_ordered_##NAME(const u16* activated, const u16* weight, const int4* items, const int* item_count,         \
                             int room, int stages, int hidden, int width, u16* outputs) {                               \
         down_ordered<T>(activated, weight, {items, item_count, room, stages}, hidden, width, outputs);                 \

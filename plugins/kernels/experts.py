@@ -27,7 +27,7 @@ _OUTPUTS = 32  # of one work unit of the down matmul
 _THREADS, _AT_ONCE = 256, 2  # threads per block; blocks per SM
 _RING = 4 * 4 * _THREADS * 16  # bytes of shared memory for the weight pipeline of a block
 _LEAST = 1024  # pairs that the workspace always has room for
-_TRIED = 64  # rows of a trial
+_TRIED = (64, 1024)  # rows of trials
 _STREAMED = 16  # rows up to which streaming weights is faster than multiplying in order
 
 
@@ -69,19 +69,22 @@ def _same_bits(tensors: Tensors, attributes: Mapping[str, Any], context: Context
     """Return whether grouped matmuls give random rows the bits of those in order; tried once for weights of a shape."""
     x, logits, weights = tensors["x"], tensors["router_logits"], tensors["gate_up"]
 
-    def tried() -> bool:
-        generator = torch.Generator(x.device).manual_seed(0)
+    def tried(rows: int) -> bool:
+        generator, alone = torch.Generator(x.device).manual_seed(0), Context(context.device, context.kernels)
         trial = {name: each for name, each in tensors.items() if name != "prompt_rows"}
         for name, like in (("x", x), ("router_logits", logits)):
-            trial[name] = torch.randn(_TRIED, like.shape[-1], generator=generator, device=x.device).to(x.dtype)
+            trial[name] = torch.randn(rows, like.shape[-1], generator=generator, device=x.device).to(x.dtype)
         results = []
         for kind in (OrderedMixture, GroupedMixture):
             trial["mixed"] = torch.empty_like(trial["x"])
-            kind(trial, attributes, context).run()
+            kind(trial, attributes, alone).run()
             results.append(trial["mixed"])
         return torch.equal(*results)
 
-    return context.get_or_create(("bits of experts", weights.shape, *sorted(attributes.items())), tried)
+    def all_tried() -> bool:
+        return all(map(tried, _TRIED))
+
+    return context.get_or_create(("bits of experts", weights.shape, *sorted(attributes.items())), all_tried)
 
 
 class EmptyCall:
@@ -95,15 +98,17 @@ class EmptyCall:
 class ExpertWeights:
     """The weights of experts of ``width`` values, as the kernels of ``file`` take them: tensors and numbers.
 
-    ``kind`` precedes the dtype in the names of these kernels. ``gates``: of one work unit of the gate matmul.
+    ``kinds`` precede the dtype in the names of either weight's kernels. ``gates``: of one work unit of the gate matmul.
+    ``kept``: how many rows of an item a block keeps, with how many warps and stages; None: it streams them.
     """
 
     gate_up: tuple[Any, ...]
     down: tuple[Any, ...]
     width: int
     file: str = "experts"
-    kind: str = ""
+    kinds: tuple[str, str] = ("", "")
     gates: int = 8
+    kept: tuple[int, int, int] | None = None
 
 
 class ExpertsCall:
@@ -120,10 +125,10 @@ class ExpertsCall:
         if weights is None:
             weights = ExpertWeights((tensors["gate_up"],), (tensors["down"],), tensors["down"].shape[-1])
         hidden, width, chosen = x.shape[-1], weights.width, Routing.of(logits, attributes)
-        pairs, experts, module, kind = chosen.pairs, chosen.experts, KernelModule.of(context, "experts"), suffix(x)
+        pairs, experts, module = chosen.pairs, chosen.experts, KernelModule.of(context, "experts")
         matmuls = KernelModule.of(context, weights.file)
         room = max(_LEAST, 1 << (pairs - 1).bit_length())
-        routes = Routes.of(context, room, experts)
+        routes = Routes.of(context, room, experts, weights.kept[0] if weights.kept else ITEM)
         activated, parts = context.get_or_create(
             ("experts", room, width, hidden, x.dtype),  # calls of an engine run one after another and share it
             lambda: (x.new_empty(room, width), torch.empty(room, hidden, dtype=torch.float32, device=x.device)),
@@ -132,10 +137,17 @@ class ExpertsCall:
         routing = (routes.order, routes.items, routes.item_count)
         shares = routes.routing_weights
 
-        def out(name: str, across: int, *arguments: Any) -> Launch:
+        def out(name: str, kind: str, across: int, inner: int, *arguments: Any) -> Launch:
             """Bind a persistent launch: as many blocks as run at a time, at most one per work unit."""
+            if weights.kept:
+                item, warps, stages = weights.kept
+                shared = kept_bytes(item, inner, stages, warps)
+                kernel = matmuls.kernel(f"{name}_kept{kind}_{suffix(x)}", shared=shared)
+                grid, threads = (module.sm_count, 1, 1), (32 * warps, 1, 1)
+                more = (np.int32(item), np.int32(stages))
+                return Launch(kernel, grid, threads, *arguments, *more, shared=shared, early=early)
             blocks = min(across * max_items(pairs, experts), _AT_ONCE * module.sm_count)
-            kernel = matmuls.kernel(f"{name}{weights.kind}_{kind}", shared=_RING)
+            kernel = matmuls.kernel(f"{name}{kind}_{suffix(x)}", shared=_RING)
             return Launch(kernel, (blocks, 1, 1), (_THREADS, 1, 1), *arguments, shared=_RING, early=early)
 
         across, early = -(-hidden // (4 * _THREADS)), module.architecture >= HOPPER
@@ -145,7 +157,9 @@ class ExpertsCall:
             *routes.launches(module, logits, chosen, tensors.get("expert_factors")),
             out(
                 "gate_up",
+                weights.kinds[0],
                 width // weights.gates,
+                hidden,
                 x,
                 *weights.gate_up,
                 *routing,
@@ -156,7 +170,9 @@ class ExpertsCall:
             ),
             out(
                 "down",
+                weights.kinds[1],
                 -(-hidden // _OUTPUTS),
+                width,
                 activated,
                 *weights.down,
                 *routing,
@@ -165,7 +181,7 @@ class ExpertsCall:
                 tensors.get("down_bias"),
                 parts,
             ),
-            Launch(module.kernel(f"sum_{kind}"), (chosen.rows, across, 1), (_THREADS, 1, 1), *summed, early=early),
+            Launch(module.kernel(f"sum_{suffix(x)}"), (chosen.rows, across, 1), (_THREADS, 1, 1), *summed, early=early),
         )
 
     def run(self) -> None:
@@ -206,3 +222,8 @@ def require_counts(hidden: int, width: int, routing: Routing, multiples: tuple[i
             f"at most {MAX_EXPERTS_PER_TOKEN} of {MAX_EXPERTS} experts are needed, got {hidden}, {width} and "
             f"{chosen} of {experts}"
         )
+
+
+def kept_bytes(rows: int, inner: int, stages: int, warps: int) -> int:
+    """Return the shared memory of a block that keeps ``rows`` of ``inner`` values beside weights of 4 or 8 bits."""
+    return warps * stages * 2048 + rows * 16 * (16 * -(-inner // 128) + 4)

@@ -87,7 +87,7 @@ __device__ __forceinline__ void multiply_any(Weights& weights, Scales<Streamed<F
                 lower[0] = found[2 * THREADS], lower[1] = found[3 * THREADS];
             }
             if (of >= scales.chunks) break;
-            typename Format::Held high = format.select(now.upper[i], of), low = format.select(now.lower[i], of);
+            auto high = format.select(now.upper[i], of), low = format.select(now.lower[i], of);
 #pragma unroll
             for (int group = 0; group < 4; ++group) {
                 if (CHUNK_INPUTS * of + 32 * group >= inner) break;
@@ -164,7 +164,7 @@ struct Tiles {
         if (chunk + 1 < weights.chunks()) scales.load(outputs, weights.piece(chunk + 1, 0), SPLIT);
         const uint4* found = weights.oldest();
         uint4 upper[LOADS], lower[LOADS];
-        typename Format::Held high, low;
+        decltype(format.select(now.upper[0], 0)) high, low;
 #pragma unroll
         for (int step = 0; step < STEPS; ++step) {
             int i = step / 4, group = step % 4, of = weights.piece(chunk, i);

@@ -1,7 +1,8 @@
 """Experts with weights of 4 or 8 bits on a GPU: the kernels of ``experts``, which turn words into numbers.
 
-They read weights once for up to 32 rows of an expert, and give a row the same bits in any call. Many rows, and for
-batch invariance those of prompts, go through dequantized weights and torch's grouped matmuls
+They read weights once for up to 32 rows of an expert, and give a row the same bits in any call. With weights in floats
+and more than a few rows, blocks keep 8 or 16 rows of an expert, and give the same bits. Many rows, and for batch
+invariance those of prompts, go through dequantized weights and torch's grouped matmuls
 (plugins/kernels/experts_grouped.py).
 """
 
@@ -12,7 +13,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from tandemrt.plugins.kernels.experts import EmptyCall, ExpertsCall, ExpertWeights, require_counts, require_of_experts
+from tandemrt.plugins.kernels.experts import (
+    EmptyCall,
+    ExpertsCall,
+    ExpertWeights,
+    kept_bytes,
+    require_counts,
+    require_of_experts,
+)
 from tandemrt.plugins.kernels.experts_grouped import GroupedMixture, GroupedWeight, has_groups
 from tandemrt.plugins.kernels.experts_route import Routing
 from tandemrt.plugins.kernels.low_bit_format import FLOAT4, FLOAT8, INT4, INT8, Format, dequantization
@@ -24,6 +32,7 @@ from tandemrt.plugins.operators.launch import Call, Context
 
 _MANY_PAIRS = 32  # pairs per expert, if routing is uniform, from which on dequantized weights are faster
 _MOST_SCRATCH = 1 << 30  # bytes of a dequantized weight
+_KEPT = 8  # rows from which on blocks keep them
 _GATES = 16  # of one work unit
 
 # Arguments of the kernels: numbers, scales, zero points or factors, a shift
@@ -50,15 +59,16 @@ def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], conte
     last = _weight(form, tensors, "down", experts * hidden, width, attributes["down_group"])
     if not x.numel():
         return EmptyCall()
-    kind = form.variant(both[2])
+    kinds = form.variant(both[2], int(both[3])), form.variant(last[2], int(last[3]))
     file, fits = f"experts_{form.name}", len(gate_up) * hidden * x.element_size() <= _MOST_SCRATCH
     grouped = fits and has_groups(x, context)
 
     def streamed(rows: Tensors) -> Call:
-        return ExpertsCall(rows, attributes, context, ExpertWeights(both, last, width, file, kind, _GATES))
+        kept = _kept(form, Routing.of(rows["router_logits"], attributes), max(hidden, width), context)
+        return ExpertsCall(rows, attributes, context, ExpertWeights(both, last, width, file, kinds, _GATES, kept))
 
     def dequantized(rows: Tensors) -> Call:
-        values = _dequantized(context, x, file, kind, (both, hidden), (last, width))
+        values = _dequantized(context, x, file, kinds, (both, hidden), (last, width))
         return GroupedMixture(rows, attributes, context, values)
 
     if not context.batch_invariant:
@@ -71,19 +81,28 @@ def _launch(form: Format, tensors: Tensors, attributes: Mapping[str, Any], conte
     return CallInParts(calls)
 
 
+def _kept(form: Format, routing: Routing, inner: int, context: Context) -> tuple[int, int, int] | None:
+    """Return the rows of an item that blocks keep, their warps and stages; None where streaming rows is faster."""
+    if form not in (FLOAT4, FLOAT8) or routing.rows < _KEPT:
+        return None
+    kept = (8 if routing.rows * routing.per_token <= 4 * routing.routed else 16, 16, 3)
+    fits = kept_bytes(kept[0], inner, kept[2], kept[1]) <= KernelModule.of(context, "experts").shared_memory
+    return kept if fits else None
+
+
 def _dequantized(
-    context: Context, x: torch.Tensor, file: str, kind: str, *weights: tuple[_Weight, int]
+    context: Context, x: torch.Tensor, file: str, kinds: tuple[str, str], *weights: tuple[_Weight, int]
 ) -> tuple[GroupedWeight, GroupedWeight]:
     """Bind dequantization of the two ``weights``, each with its inputs, to scratch memory that an engine shares."""
-    make = KernelModule.of(context, file).kernel(f"weights{kind}_{suffix(x)}")
+    module = KernelModule.of(context, file)
     size = max(len(numbers) * inner for (numbers, *_), inner in weights)
     scratch = context.get_or_create(("dequantized experts", x.dtype, size), lambda: x.new_empty(size))
 
-    def bound(weight: _Weight, inner: int) -> GroupedWeight:
+    def bound(kind: str, weight: _Weight, inner: int) -> GroupedWeight:
         values = scratch[: len(weight[0]) * inner].view(-1, inner)
-        return GroupedWeight(values, dequantization(make, *weight, values))
+        return GroupedWeight(values, dequantization(module.kernel(f"weights{kind}_{suffix(x)}"), *weight, values))
 
-    both, last = (bound(weight, inner) for weight, inner in weights)
+    both, last = (bound(kind, *weight) for kind, weight in zip(kinds, weights, strict=True))
     return both, last
 
 

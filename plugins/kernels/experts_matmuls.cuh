@@ -77,8 +77,8 @@ __device__ void gate_up(const typename Format::T::Element* x, const void* weight
     constexpr int EACH = 16 / sizeof(typename T::Element), SPLIT = Format::GATE_SPLIT, GATES = 8 * WARPS / SPLIT;
     extern __shared__ uint4 ring[];
     __shared__ Shared shared;
-    begin_next();
     wait_for_previous();
+    begin_next();
     const uint4* stored = static_cast<const uint4*>(weight);
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = threadIdx.x % 32 / 4, across = width / GATES;
     int length = hidden / EACH, turn = 0;
@@ -147,18 +147,18 @@ __device__ void down(const typename Format::T::Element* activated, const void* w
     extern __shared__ uint4 ring[];
     __shared__ Shared shared;
     begin_next();
-    wait_for_previous();
     const uint4* stored = static_cast<const uint4*>(weight);
     int warp = __shfl_sync(~0u, threadIdx.x / 32, 0), g = threadIdx.x % 32 / 4, length = width / EACH;
     int turn = 0;
-    Units units(*item_count, (hidden + DOWNS - 1) / DOWNS);
-    auto expert_of = [=](int item) { return items[item].x; };
+    Units units(load_count(item_count), (hidden + DOWNS - 1) / DOWNS);
+    auto expert_of = [=](int item) { return load_item(items + item).x; };
     auto outputs_of = [=](Unit unit, int expert) {
         int own = unit.place * DOWNS + warp / DOWN_SPLIT * 16, output = expert * hidden + own + g;
         return own < hidden ? Outputs{output, output + 8} : NONE;
     };
     Weights<Format, DOWN_SPLIT, decltype(expert_of), decltype(outputs_of)> weights(expert_of, outputs_of, stored, width,
                                                                                    warp % DOWN_SPLIT, units, ring);
+    wait_for_previous();
     auto row_of = [&](int4 item, int tile) {
         int place = row_place<Format>(8 * tile + g, item.z);
         i64 row = item.y + place;

@@ -11,10 +11,14 @@ from tandemrt.plugins.kernels.experts_route import ITEM, Routes, Routing
 from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, Tensors, run_in_order, suffix
 from tandemrt.plugins.operators.launch import Context
 
-_THREADS, _WARPS, _TILE, _CHUNK = 256, 8, 8, 64
-# Chunks of its weights that a warp copies ahead, and one: those that the kernel knows. With few rows the next kernel's
-# blocks have room beside those of this one.
-STAGES, STAGES_OF_FEW = (6, 4, 2), (4, 2)
+Depths = tuple[tuple[int, int], ...]
+
+_WARPS, _TILE, _CHUNK = 8, 8, 64
+# Warps of a block, and chunks of its weights that a warp copies ahead, and one: the first that fit are used.
+STAGES = (6, 4, 2)
+DEPTHS = tuple((_WARPS, stages) for stages in STAGES)
+WIDE = ((2 * _WARPS, 6), (2 * _WARPS, 4), *DEPTHS)
+_FEW = 16  # rows whose down matmul has more warps
 
 
 class OrderedMixture:
@@ -35,25 +39,28 @@ class OrderedMixture:
             lambda: (x.new_empty(pairs, width), x.new_empty(pairs, hidden)),
         )
         room = min(item, -(-routing.rows // _TILE) * _TILE)
-        depths = STAGES_OF_FEW if routing.rows <= _TILE else STAGES
+        units = min(routing.experts, routing.pairs) * width / 8 / module.sm_count  # of 8 gates, of a block
+        gates = WIDE if _WARPS < units <= 2 * _WARPS else DEPTHS
+        downs = WIDE if routing.rows <= _FEW else DEPTHS
         early, sizes = module.architecture >= HOPPER, (np.int32(hidden), np.int32(width))
 
-        def matmul(name: str, rows: torch.Tensor, weight: torch.Tensor, *more: Any) -> Launch:
+        def matmul(name: str, depths: Depths, rows: torch.Tensor, weight: torch.Tensor, *more: Any) -> Launch:
             """Bind a persistent launch with a block per SM, which fills it."""
             inner = rows.shape[-1]
-            stages = next(depth for depth in depths if shared_bytes(room, inner, depth) <= module.shared_memory)
-            how, shared = map(np.int32, (room, stages)), shared_bytes(room, inner, stages)
+            fitting = (each for each in depths if shared_bytes(room, inner, *each) <= module.shared_memory)
+            warps, stages = next(fitting)
+            shared = shared_bytes(room, inner, warps, stages)
             kernel, blocks = module.kernel(f"{name}_{suffix(x)}", shared=shared), (module.sm_count, 1, 1)
             items = (routes.items, routes.item_count)
-            arguments = (rows, weight, *items, *how, *sizes, *more)
-            return Launch(kernel, blocks, (_THREADS, 1, 1), *arguments, shared=shared, early=early)
+            arguments = (rows, weight, *items, np.int32(room), np.int32(stages), *sizes, *more)
+            return Launch(kernel, blocks, (32 * warps, 1, 1), *arguments, shared=shared, early=early)
 
         biased = (*activation_of(tensors, attributes), activated)
         self._device = x.device
         self._launches = (
             *routes.launches(module, logits, routing, tensors.get("expert_factors")),
-            matmul("gate_up_ordered", x, tensors["gate_up"], routes.order, np.int32(routing.choices), *biased),
-            matmul("down_ordered", activated, down, outputs),
+            matmul("gate_up_ordered", gates, x, tensors["gate_up"], routes.order, np.int32(routing.choices), *biased),
+            matmul("down_ordered", downs, activated, down, outputs),
             routes.sum(module, routing, tensors.get("down_bias"), mixed)(outputs),
         )
 
@@ -62,16 +69,16 @@ class OrderedMixture:
         run_in_order(self._launches, self._device)
 
 
-def shared_bytes(room: int, inner: int, stages: int) -> int:
+def shared_bytes(room: int, inner: int, warps: int, stages: int) -> int:
     """Return the shared memory of a block that keeps ``room`` rows of ``inner`` values."""
     row = 2 * (-(-inner // _CHUNK) * _CHUNK + 8)
-    return _WARPS * stages * 2 * _CHUNK * 16 + room * row
+    return warps * stages * 2 * _CHUNK * 16 + room * row
 
 
 def rows_of_an_item(inner: int, shared_memory: int) -> int:
     """Return the most rows of an item that fit into a block's memory; 0 if not even those of a tile do."""
     for stages in (STAGES[0], STAGES[-1]):
         for item in (ITEM, ITEM // 2, _TILE):
-            if shared_bytes(item, inner, stages) <= shared_memory:
+            if shared_bytes(item, inner, _WARPS, stages) <= shared_memory:
                 return item
     return 0

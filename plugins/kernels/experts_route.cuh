@@ -1,5 +1,6 @@
 // Routing: the choices of every row, and its pairs (row, choice) sorted by expert.
 #pragma once
+#include "early.cuh"
 #include "experts_elements.cuh"
 #include "experts_stream.cuh"
 
@@ -132,5 +133,55 @@ __device__ void place(const int* ids, int pairs, int experts, int most, int* ord
             places[first + i] = at++;
         }
         __syncthreads();
+    }
+}
+
+constexpr int FEW_ROWS = 32, FEW_PAIRS = 1024;  // that one block routes
+
+// All of the above for at most FEW_ROWS rows, by one block with a thread or more per expert. A bit per row says which
+// rows chose an expert, so the bits of lower rows count the pairs before a row's.
+template <class T>
+__device__ void route_few(const typename T::Element* logits, int rows, int experts, int per_token, int normalized,
+                          int shared_columns, const typename T::Element* factors, int most, float* weights, int* order,
+                          int* places, int* ends, int4* items, int* item_count) {
+    __shared__ int ids[FEW_PAIRS], starts[MAX_EXPERTS + 1];
+    __shared__ u32 chosen_by[MAX_EXPERTS + 1], of_warp[32];
+    int shared = shared_columns > 0, choices = per_token + shared, all = experts + shared, pairs = rows * choices;
+    int expert = threadIdx.x, warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
+    begin_next();
+    if (expert < all) chosen_by[expert] = 0;
+    wait_for_previous();
+    __syncthreads();
+    for (int row = warp; row < rows; row += warps) {
+        int* of_row = ids + row * choices;
+        choose<T>(logits + static_cast<i64>(row) * (experts + shared_columns), experts, per_token, normalized, shared,
+                  factors, of_row, weights + row * choices);
+        __syncwarp();
+        for (int i = lane; i < choices; i += 32) atomicOr(&chosen_by[of_row[i]], 1u << row);
+    }
+    __syncthreads();
+    int count = expert < all ? __popc(chosen_by[expert]) : 0, own = (count + most - 1) / most;
+    u32 both = own << 16 | count, upto = both;  // items and pairs
+#pragma unroll
+    for (int by = 1; by < 32; by *= 2) {
+        u32 lower = __shfl_up_sync(~0u, upto, by);
+        if (lane >= by) upto += lower;
+    }
+    if (lane == 31) of_warp[warp] = upto;
+    __syncthreads();
+    upto += __reduce_add_sync(~0u, lane < warp ? of_warp[lane] : 0);
+    if (expert < all) {
+        int start = (upto - both) & 0xffff, item = (upto - both) >> 16;
+        starts[expert] = start;
+        ends[expert] = start + count;
+        for (int i = 0; i < own; ++i)
+            items[item + i] = make_int4(expert, start + i * most, min(most, count - i * most), 0);
+        if (expert == all - 1) *item_count = item + own;
+    }
+    __syncthreads();
+    for (int pair = threadIdx.x; pair < pairs; pair += blockDim.x) {
+        int id = ids[pair], at = starts[id] + __popc(chosen_by[id] & ((1u << pair / choices) - 1));
+        order[at] = pair;
+        places[pair] = at;
     }
 }

@@ -11,8 +11,7 @@ from tandemrt.plugins.kernels.module import HOPPER, KernelModule, Launch, suffix
 from tandemrt.plugins.operators.launch import Context
 
 ITEM = 32  # pairs of one expert that a block multiplies at a time
-_ROWS, _PAIRS = 32, 1024  # rows and pairs that one launch routes, with at least one warp per row
-_WARPS = 4
+_ROWS, _PAIRS = 32, 1024  # rows and pairs that one block routes, with a warp per row and a thread per expert
 _READABLE = 32  # items that kernels may read before they know how many there are
 _THREADS, _ROUTE_THREADS = 256, 1024
 
@@ -93,9 +92,9 @@ class Routes:
         sizes = [np.int32(number) for number in (rows, *of_row)]
         placed = (self.order, self.places, self.ends, self.items, self.item_count)
         if rows <= _ROWS and routing.pairs <= _PAIRS:
-            few, threads = module.kernel(f"route_few_{kind}"), 32 * max(_WARPS, rows)
+            few, threads = module.kernel(f"route_few_{kind}"), 32 * max(-(-experts // 32), rows)
             outputs = (np.int32(self.item), self.routing_weights, *placed)
-            return (Launch(few, (experts, 1, 1), (threads, 1, 1), logits, *sizes, factors, *outputs, early=early),)
+            return (Launch(few, (1, 1, 1), (threads, 1, 1), logits, *sizes, factors, *outputs, early=early),)
         of_rows = ((-(-32 * rows // _THREADS), 1, 1), (_THREADS, 1, 1))  # a warp per row
         pairs = tuple(map(np.int32, (routing.pairs, experts, self.item)))
         choose, place = module.kernel(f"choose_{kind}"), module.kernel(f"place_{kind}")

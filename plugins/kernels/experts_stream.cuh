@@ -1,6 +1,7 @@
 // Matmuls of a few rows with 16 outputs of stored weights. Each weight is read once, and loads overlap.
 #pragma once
 #include "elements.cuh"
+#include "intrinsics.cuh"
 
 constexpr int ITEM_ROWS = 32;  // pairs of one expert that a block multiplies at a time
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
@@ -77,6 +78,14 @@ struct Unquantized {
 // Two outputs of the concatenated weights of all experts, or NONE.
 struct Outputs { int upper, lower; };
 constexpr Outputs NONE{-1, -1};
+
+// Of routed pairs, for kernels that begin before the one after the routing has ended: past this processor's own cache,
+// which may have those of an earlier layer.
+__device__ __forceinline__ int4 load_item(const int4* item) {
+    uint4 x = load_fresh(reinterpret_cast<const uint4*>(item));
+    return make_int4(x.x, x.y, x.z, x.w);
+}
+__device__ __forceinline__ int load_count(const int* count) { return load_fresh(reinterpret_cast<const u32*>(count)); }
 
 // The work of a launch: every item has `across` units. A block takes a unit and then every gridDim.x-th.
 struct Unit { int item, place; };

@@ -36,46 +36,54 @@ struct Floats<Fp16> {
     static __device__ __forceinline__ u32 scale(u32 bytes) { return times(bytes << 7, 0x78007800u); }  // times 2^15
 };
 
-template <class T_>
+template <class T_, int SHIFT>  // 1 << SHIFT groups of 16 inputs share a scale
 struct Float4 {
     using T = T_;
     using Scale = u8;
     using More = float;
-    using Held = u32;  // the scales of a thread's inputs in the chunk's four groups of 32
+    using Held = uint2;  // the scales of a chunk; selected: those of a thread's inputs in its four groups of 32
     static constexpr int LOADS = 1;
     static constexpr bool SCALES_NUMBERS = true, MINIMA = false;
     static constexpr int GROUP = 32;
     const Scale* scales;
     const More* factors;
-    int shift;  // 1 << shift groups of 16 inputs share a scale
+    int shift;  // SHIFT
 
-    __device__ __forceinline__ int stored(int inner) const { return chunks_of(inner) * 8 >> shift; }
+    __device__ __forceinline__ int stored(int inner) const { return chunks_of(inner) * 8 >> SHIFT; }
 
     __device__ __forceinline__ void advance(i64 outputs, int stored) {
         scales += outputs * stored;
         factors += outputs;
     }
 
-    // A thread has inputs 8p to 8p + 7 of each group of 32, for p = lane % 4, so one half of the group of 32.
     __device__ __forceinline__ Held load(i64 output_at, int chunk) const {
-        if (shift) return __ldg(reinterpret_cast<const u32*>(scales + output_at + 4 * chunk));
-        uint2 eight = __ldg(reinterpret_cast<const uint2*>(scales + output_at + 8 * chunk));
-        return __byte_perm(eight.x, eight.y, threadIdx.x & 2 ? 0x7531 : 0x6420);
+        if (SHIFT) return make_uint2(__ldg(reinterpret_cast<const u32*>(scales + output_at + 4 * chunk)), 0);
+        return __ldg(reinterpret_cast<const uint2*>(scales + output_at + 8 * chunk));
     }
 
-    __device__ __forceinline__ Held select(Held held, int) const { return held; }
+    // A thread has inputs 8p to 8p + 7 of each group of 32, for p = lane % 4, so one half of the group of 32.
+    __device__ __forceinline__ u32 select(Held held, int) const {
+        return SHIFT ? held.x : __byte_perm(held.x, held.y, threadIdx.x & 2 ? 0x7531 : 0x6420);
+    }
 
     // The scale of a group of 32, twice.
-    __device__ __forceinline__ u32 operand(Held held, int, int group) const {
+    __device__ __forceinline__ u32 operand(u32 held, int, int group) const {
         return Floats<T>::scale(__byte_perm(held, 0, 0x4040 + 0x0101 * group));
     }
 
+    // Sign and magnitude, the lower three bits, move to their places in T: by one multiplication where both move left
+    // and do not meet.
     static __device__ __forceinline__ u32 pair(const uint4& words, int group, int i, u32 scale) {
         constexpr int TO = Floats<T>::EXPONENT;
-        u32 of = word(words, group), bits = shifted(of, TO - 4 * i) & 0x00070007u << TO;
-        return Floats<T>::times(masked_or(shifted(of, 12 - 4 * i), 0x80008000u, bits), scale);
+        constexpr u32 MAGNITUDES = 0x00070007u << TO, SIGNS = 0x80008000u;
+        u32 of = word(words, group);
+        constexpr bool APART = TO <= 8;
+        u32 bits = APART && TO >= 4 * i
+                       ? (of & 0x000f000fu << 4 * i) * (1u << TO - 4 * i | 1u << 12 - 4 * i) & (MAGNITUDES | SIGNS)
+                       : masked_or(shifted(of, 12 - 4 * i), SIGNS, shifted(of, TO - 4 * i) & MAGNITUDES);
+        return Floats<T>::times(bits, scale);
     }
 
-    static __device__ __forceinline__ float scale(Held, int) { return 1; }
+    static __device__ __forceinline__ float scale(u32, int) { return 1; }
     __device__ __forceinline__ float factor(int output) const { return __ldg(factors + output) * Floats<T>::FACTOR; }
 };

@@ -38,10 +38,12 @@ class Format:
             return K_QUANTS[self.k_quant].scales_of_output(inner)
         return padded_inner(inner) // CHUNK if self.groups == (CHUNK,) else scales_of_output(inner, group)
 
-    def variant(self, more: torch.Tensor | None) -> str:
-        """Return what the names of kernels have before the dtype, for a weight that ``more`` describes."""
+    def variant(self, more: torch.Tensor | None, shift: int) -> str:
+        """Return what the names of kernels have before the dtype, for a weight that ``more`` and ``shift`` describe."""
         if self.k_quant is not None:
             return f"_{self.k_quant}"
+        if self.groups == float4.GROUP_SIZES:
+            return f"_by{self.groups[shift]}"
         return "_zeros" if self.more == "zeros" and more is not None else ""
 
 

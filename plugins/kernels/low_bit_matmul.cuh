@@ -90,7 +90,7 @@ __device__ void low_bit_matmul(const u16* x, const u8* weight, Format format, in
 
     float sums[TILES][ROW_TILES][4] = {};
     auto multiply = [&](const LowBitChunk<Format, HALVES>& stored, int chunk) {
-        typename Format::Held held[HALVES];
+        decltype(format.select(stored.held[0], 0)) held[HALVES];
 #pragma unroll
         for (int i = 0; i < HALVES; ++i) held[i] = format.select(stored.held[i], chunk);
 #pragma unroll

@@ -107,7 +107,7 @@ class _Operands:
 
     def kernel(self, module: KernelModule, name: str, *, shared: int = 0) -> Any:
         """Return the kernel ``name`` for these operands."""
-        return module.kernel(f"{name}{self.form.variant(self.more)}_{suffix(self.x)}", shared=shared)
+        return module.kernel(f"{name}{self.form.variant(self.more, self.shift)}_{suffix(self.x)}", shared=shared)
 
 
 class LowBitFewRows:

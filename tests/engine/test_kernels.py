@@ -11,6 +11,7 @@ from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.plugins.kernels import compile as compiler
 from tandemrt.plugins.kernels import nvrtc
 from tandemrt.plugins.operators.constants import KEY_DIMS, WIDE_HEAD_DIM
+from tandemrt.plugins.operators.float4 import GROUP_SIZES
 from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 
 SUFFIXES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
@@ -24,8 +25,16 @@ ACTIVATION = "1 u64, 1 u32, 4 f32"
 LOW_BIT_EXPERTS = {
     "gate_up": f"4 u64, 1 u32, 3 u64, 3 u32, {ACTIVATION}, 1 u64",
     "down": "4 u64, 1 u32, 4 u64, 2 u32, 2 u64",
+    "weights": "3 u64, 3 u32, 1 u64",
 }
-LOW_BIT_EXPERTS["weights"] = "3 u64, 3 u32, 1 u64"
+KEPT = {f"{name}_kept": f"{LOW_BIT_EXPERTS[name]}, 2 u32" for name in ("gate_up", "down")}
+
+
+def by_group(entries: dict[str, str]) -> dict[str, str]:
+    """Return the ``entries`` of kernels for each size of groups of 4-bit floats."""
+    return {f"{name}_by{group}": parameters for name, parameters in entries.items() for group in GROUP_SIZES}
+
+
 # The parameters that launchers pass: pointers to inputs, 32-bit scalars, pointers to outputs.
 ENTRIES = {
     "adjust": {"adjust": "9 u64, 3 u32, 1 u64"},
@@ -52,12 +61,12 @@ ENTRIES = {
     },
     "int4": LOW_BIT | {f"{name}_zeros": parameters for name, parameters in LOW_BIT.items()},
     "int8": LOW_BIT,
-    "float4": LOW_BIT,
+    "float4": by_group(LOW_BIT),
     "k_quants": {f"{name}_{kind}": parameters for name, parameters in LOW_BIT.items() for kind in K_QUANTS},
     "experts_int4": LOW_BIT_EXPERTS | {f"{name}_zeros": parameters for name, parameters in LOW_BIT_EXPERTS.items()},
     "experts_int8": LOW_BIT_EXPERTS,
-    "experts_float4": LOW_BIT_EXPERTS,
-    "experts_float8": LOW_BIT_EXPERTS,
+    "experts_float4": by_group(LOW_BIT_EXPERTS | KEPT),
+    "experts_float8": LOW_BIT_EXPERTS | KEPT,
     "collectives": {"all_reduce_early": "1 u64, 2 u32, 5 u64, 1 u32, 1 u64"},
     "latent_attention": {},  # not the same for all dtypes: see expected
     "linear_attention": {},  # with sizes: see expected
@@ -108,7 +117,8 @@ LATENT = "9 u64, 5 u32, 1 f32"
 SPILLED = {
     "verify": 250,
     "int4": 16,
-    "experts_float4": 64,
+    "experts_float4": 72,
+    "experts_float8": 52,
     "k_quants": 104,
     "attention": 180,
     "attention_float8": 132,

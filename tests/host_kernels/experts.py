@@ -1,12 +1,13 @@
 """Cases of the matmuls of experts on a CPU."""
 
 import ctypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from tandemrt.plugins.kernels.experts import kept_bytes
 from tandemrt.plugins.operators import float4
 from tandemrt.plugins.operators.constants import ACTIVATIONS, SILU_EXPERTS
 from tandemrt.plugins.operators.int4_layout import CHUNK, GROUP_SIZES, padded_inner, scales_of_output
@@ -19,6 +20,7 @@ from tests.host_kernels.library import (
     at_end,
     equal,
     items,
+    numbers_of,
     require_near,
     weight_addresses,
 )
@@ -35,6 +37,7 @@ _PAIRS = (33, 0, 9)  # of each expert; an item has at most 32
 _RING = 4 * 4 * THREADS * 16
 _CLAMPED = {"interleaved": 1, "alpha": 1.702, "cubic": 0.0, "limit": 0.8, "offset": 1.0}
 _BLOCKS = (3, 2)  # the number of blocks changes no bit
+_KEPT = ((8, 4, 3), (16, 8, 4))  # nor do rows that are kept: of an item, warps, stages
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,8 @@ class ExpertsCase:
 
     @property
     def kind(self) -> str:
-        return f"{'zeros_' if 'gate_up_zeros' in self.tensors else ''}{self.dtype}"
+        zeros, group = "gate_up_zeros" in self.tensors, f"by{self.group}_" if self.name == "experts_float4" else ""
+        return f"{'zeros_' if zeros else group}{self.dtype}"
 
     def check(self, library: Any) -> None:
         """Raise AssertionError, which names the case, for a difference."""
@@ -65,6 +69,13 @@ class ExpertsCase:
         require_near(activated, self._activated(products + self._bias("gate_up", 2 * self.width)[experts]), what)
         parts = self._down(library, activated, together, _BLOCKS[0])
         assert equal(self._down(library, activated, alone, _BLOCKS[1]), parts), f"{what}: results alone differ"
+        for kept in _KEPT if self.name in ("experts_float4", "experts_float8") else ():
+            placed = items(_PAIRS, kept[0])
+            padded = at_end(np.concatenate([placed, np.zeros((32, 4), np.int32)]))
+            others = self._gate_up(library, padded, 3, kept, len(placed))
+            assert equal(others, activated), f"{what}: activations of kept rows differ, {kept}"
+            others = self._down(library, activated, padded, 3, kept, len(placed))
+            assert equal(others, parts), f"{what}: results of kept rows differ, {kept}"
         down = self._values("down").reshape(_COUNT, hidden, -1)[:, :, : self.width]
         exact = np.einsum("eoi,pi->peo", down, activated.astype(np.float64))[np.arange(len(rows)), experts]
         exact += self._bias("down", hidden)[experts]
@@ -88,53 +99,59 @@ class ExpertsCase:
         result: np.ndarray = (up + how["offset"]) * gate / (1 + np.exp(-raised))
         return result
 
-    def _gate_up(self, library: Any, items: np.ndarray, blocks: int) -> np.ndarray:
-        t, pairs = self.tensors, len(self.tensors["order"])
-        out, count = np.zeros((pairs, self.width), DTYPES[self.dtype]), at_end(np.array([len(items)], np.int32))
+    def _gate_up(
+        self, library: Any, items: np.ndarray, blocks: int, kept: tuple[int, int, int] | None = None, length: int = 0
+    ) -> Any:
+        t, pairs, numbers = self.tensors, len(self.tensors["order"]), ("alpha", "cubic", "limit", "offset")
+        hidden = t["x"].shape[1]
+        out, count = (
+            np.zeros((pairs, self.width), DTYPES[self.dtype]),
+            at_end(np.array([length or len(items)], np.int32)),
+        )
+        weight, routed = self._weight("gate_up"), (t["order"], items, count)
+        bias = t.get("gate_up_bias")
+        activation = (bias, int(self.activation["interleaved"]))
         allow(library, (*t.values(), items, count))
-        library.gate_up(
-            getattr(library, f"gate_up_{self.kind}"),
-            address(t["x"]),
-            *self._weight("gate_up"),
-            address(t["order"]),
-            address(items),
-            address(count),
-            t["x"].shape[1],
-            self.width,
-            _CHOICES,
-            self._address("gate_up_bias"),
-            int(self.activation["interleaved"]),
-            *(ctypes.c_float(self.activation[name]) for name in ("alpha", "cubic", "limit", "offset")),
-            address(out),
-            blocks,
-            _RING,
-        )
+        arguments = (t["x"], *weight, *routed, hidden, self.width, _CHOICES, *activation, out)
+        self._call(library, "gate_up", arguments, blocks, hidden, kept, [self.activation[name] for name in numbers])
         return out
 
-    def _down(self, library: Any, activated: np.ndarray, items: np.ndarray, blocks: int) -> np.ndarray:
+    def _down(
+        self,
+        library: Any,
+        activated: np.ndarray,
+        items: np.ndarray,
+        blocks: int,
+        kept: tuple[int, int, int] | None = None,
+        length: int = 0,
+    ) -> Any:
         t, hidden = self.tensors, self.tensors["x"].shape[1]
-        x, count = at_end(activated), at_end(np.array([len(items)], np.int32))
+        x, count = at_end(activated), at_end(np.array([length or len(items)], np.int32))
         out = np.zeros((len(x), hidden), np.float32)
+        weight, routed = self._weight("down"), (t["order"], items, count, t["shares"])
         allow(library, (*t.values(), items, count, x))
-        library.down(
-            getattr(library, f"down_{self.kind}"),
-            address(x),
-            *self._weight("down"),
-            address(t["order"]),
-            address(items),
-            address(count),
-            address(t["shares"]),
-            hidden,
-            self.width,
-            self._address("down_bias"),
-            address(out),
-            blocks,
-            _RING,
-        )
+        arguments = (x, *weight, *routed, hidden, self.width, t.get("down_bias"), out)
+        self._call(library, "down", arguments, blocks, self.width, kept)
         return out
 
-    def _address(self, name: str) -> ctypes.c_void_p | None:
-        return address(self.tensors[name]) if name in self.tensors else None
+    def _call(
+        self,
+        library: Any,
+        name: str,
+        arguments: Sequence[Any],
+        blocks: int,
+        inner: int,
+        kept: tuple[int, int, int] | None,
+        floats: Sequence[float] = (),
+    ) -> None:
+        """Run a kernel that streams its rows, or keeps them: the rows of an item, warps and stages."""
+        how, threads, shared = f"{name}_{self.kind}", THREADS, _RING
+        if kept is not None:
+            rows, warps, stages = kept
+            how, threads = f"{name}_kept_{self.kind}", 32 * warps
+            arguments, shared = (*arguments, rows, stages), kept_bytes(rows, inner, stages, warps)
+        kernel = ctypes.cast(getattr(library, how), ctypes.c_void_p)
+        library.call(kernel, numbers_of(arguments), (ctypes.c_float * 4)(*floats), blocks, 1, 1, threads, shared)
 
     def _dequantized(self, library: Any) -> np.ndarray:
         t = self.tensors

@@ -163,6 +163,7 @@ inline bool __any_sync(u32, bool value) { return __ballot_sync(~0u, value) != 0;
 inline void __syncwarp() { __ballot_sync(~0u, true); }
 inline void __threadfence() {}
 inline int atomicAdd(int* to, int added) { return (*to += added) - added; }
+inline u32 atomicOr(u32* to, u32 bits) { return std::exchange(*to, *to | bits); }
 
 inline void run_fiber() {
     kernel();
@@ -272,6 +273,10 @@ inline void ptx_ld_global(u32& x, u32& y, u32& z, u32& w, const void* at) {
 inline void ptx_cp_async_cg_shared_global_L2__128B(u32 address, const void* from, int size) {
     uint4 copied = size ? __ldg(static_cast<const uint4*>(from)) : uint4{};
     memcpy(shared_begin(current->block) + address, &copied, sizeof copied);
+}
+inline void ptx_ld_relaxed_gpu_global_u32(u32& x, const u32* at) { x = __ldg(at); }
+inline void ptx_ld_relaxed_gpu_global_v4_u32(u32& x, u32& y, u32& z, u32& w, const void* at) {
+    ptx_ld_global(x, y, z, w, at);
 }
 inline void ptx_prefetch_global_L2(const void*) {}
 inline void ptx_griddepcontrol_launch_dependents() {}

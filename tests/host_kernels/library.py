@@ -53,6 +53,17 @@ def weight_addresses(tensors: Mapping[str, np.ndarray], name: str, of: str = "")
     return [None if each is None else address(each) for each in (tensors[name], tensors[f"{of}scales"], more)]
 
 
+def numbers_of(arguments: Iterable[Any]) -> Any:
+    """Return arguments of a kernel for ``call``: arrays, addresses, None, and integers."""
+
+    def number(argument: Any) -> int:
+        if isinstance(argument, np.ndarray):
+            return argument.ctypes.data
+        return (argument.value if isinstance(argument, ctypes.c_void_p) else argument) or 0
+
+    return (ctypes.c_uint64 * 32)(*map(number, arguments))
+
+
 def equal(one: np.ndarray, other: np.ndarray) -> bool:
     """Return whether both have the same bits."""
     return one.tobytes() == other.tobytes()

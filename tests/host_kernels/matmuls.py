@@ -52,6 +52,7 @@ class MatmulCase:
     @property
     def suffix(self) -> str:
         kind = f"_{self.name}" if self.group is None else "_zeros" if "zeros" in self.tensors else ""
+        kind = f"_by{self.group}" if self.name == "float4" else kind
         return f"{kind}_{self.dtype}"
 
     @property

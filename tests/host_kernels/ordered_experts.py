@@ -1,14 +1,15 @@
 """Cases of the matmuls of experts in 16 bits on a CPU: any blocks, depths and rows of an item give the same bits."""
 
 import ctypes
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
-from tandemrt.plugins.kernels.experts_ordered import STAGES, shared_bytes
-from tests.host_kernels.library import DTYPES, THREADS, allow, at_end, equal, items, require_near
+from tandemrt.plugins.kernels.experts_ordered import WIDE, shared_bytes
+from tests.host_kernels.library import DTYPES, allow, at_end, equal, items, numbers_of, require_near
 
 ORDERED = "experts"
 _CHOICES = 2
@@ -29,12 +30,11 @@ class OrderedCase:
     def check(self, library: Any) -> None:
         """Raise AssertionError, which names the case, for a difference."""
         what, t = f"{self.dtype}, {self.hidden} x {self.width}", self.tensors
-        activated, outputs = self._both(library, _LAUNCHES[0], STAGES[0])
-        for launch in _LAUNCHES[1:]:
-            for stages in STAGES:
-                others = self._both(library, launch, stages)
-                assert equal(others[0], activated), f"{what}: activations differ with {launch}, {stages} stages"
-                assert equal(others[1], outputs), f"{what}: results differ with {launch}, {stages} stages"
+        activated, outputs = self._both(library, _LAUNCHES[0], WIDE[0])
+        for launch, depth in zip(cycle(_LAUNCHES[1:]), WIDE[1:], strict=False):
+            others = self._both(library, launch, depth)
+            assert equal(others[0], activated), f"{what}: activations differ with {launch}, {depth}"
+            assert equal(others[1], outputs), f"{what}: results differ with {launch}, {depth}"
         experts = np.repeat(np.arange(len(_PAIRS)), _PAIRS)
         both, down = (t[name].astype(np.float64) for name in ("gate_up", "down"))
         both, down = (each.reshape(len(_PAIRS), -1, each.shape[1])[experts] for each in (both, down))
@@ -45,9 +45,9 @@ class OrderedCase:
         require_near(activated, gates * ups / (1 + np.exp(-gates)), what, 2.0**-6)
         require_near(outputs, np.einsum("poi,pi->po", down, activated.astype(np.float64)), what)
 
-    def _both(self, library: Any, launch: tuple[int, int], stages: int) -> tuple[np.ndarray, np.ndarray]:
+    def _both(self, library: Any, launch: tuple[int, int], depth: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Return activations and outputs, by place."""
-        t, (most, blocks) = self.tensors, launch
+        t, (most, blocks), (warps, stages) = self.tensors, launch, depth
         placed, dtype, pairs = items(_PAIRS, most), DTYPES[self.dtype], sum(_PAIRS)
         readable = at_end(np.concatenate([placed, np.full((32, 4), -1, np.int32)]))
         how = (readable, at_end(np.array([len(placed)], np.int32)), most, stages, self.hidden, self.width)
@@ -59,8 +59,8 @@ class OrderedCase:
             ("down_ordered", (activated, t["down"], *how, outputs), self.width),
         ):
             kernel = ctypes.cast(getattr(library, f"{name}_{self.dtype}"), ctypes.c_void_p)
-            shared = shared_bytes(most, inner, stages)
-            library.call(kernel, _numbers(arguments), (ctypes.c_float * 4)(1), blocks, 1, 1, THREADS, shared)
+            shared = shared_bytes(most, inner, warps, stages)
+            library.call(kernel, numbers_of(arguments), (ctypes.c_float * 4)(1), blocks, 1, 1, 32 * warps, shared)
         return activated, outputs
 
 
@@ -78,7 +78,3 @@ def ordered_cases() -> Iterator[OrderedCase]:
             order = at_end(rng.permutation(pairs).astype(np.int32))
             tensors = {name: at_end(each.astype(kind)) for name, each in drawn.items()}
             yield OrderedCase(dtype, hidden, width, tensors | {"order": order})
-
-
-def _numbers(arguments: Sequence[Any]) -> Any:
-    return (ctypes.c_uint64 * 32)(*(each.ctypes.data if isinstance(each, np.ndarray) else each for each in arguments))
