@@ -148,14 +148,11 @@ class LayersDrafter(NullHooks):
         return self._sampler.propose(round_, shape, work)
 
     def after_target(self, round_: Round) -> None:
-        """See Drafter.after_target. Compute the states of all tokens; all layers process those of prompts."""
+        """See Drafter.after_target. Compute the states of all tokens."""
         tokens, prompts = round_.window_tokens if round_.batch else 0, round_.prompts
         self._pairs.fuse(tokens + prompts.prompt_tokens)
         if prompts == NO_PROMPTS:
             return
-        sizes = repacked(0, prompts)
-        for at, name in enumerate(DRAFT_LAYERS[: len(self._layers)]):
-            self._draft.run_prompts((name, tokens, sizes), self._layer_prompts(at, tokens, sizes))
         fused = self._pairs.fused.view(tokens + prompts.prompt_tokens, self._pairs.hidden)[tokens:]
         for slot, (positions, last) in self._chunks.items():
             self._kept_pairs.carry(slot, last, fused[positions])
@@ -166,6 +163,12 @@ class LayersDrafter(NullHooks):
         self._backlog.emitted(round_)
         states = self._pairs.fused.view(batch, query, self._pairs.hidden)
         self._kept_pairs.add_emitted(buffers.tokens.view(batch, query), states, buffers.count.view(batch))
+
+    def read_prompts(self, round_: Round) -> None:
+        """See Drafter.read_prompts. All layers process their states."""
+        before, sizes = round_.window_tokens if round_.batch else 0, repacked(0, round_.prompts)
+        for at, name in enumerate(DRAFT_LAYERS[: len(self._layers)]):
+            self._draft.run_prompts((name, before, sizes), self._layer_prompts(at, before, sizes))
 
     def cached_tokens(self, running: RunningRequest) -> int:
         """See Drafter.cached_tokens. The tokens before the positions that are processed again."""

@@ -51,6 +51,7 @@ class ModelDrafter(NullHooks):
         self._never_drafts: set[int] = set()  # slots whose requests never draft
         self._behind = False  # whether drafts from the text replaced its own in the last round
         self._reads_prompts = True  # whether this round processes its prompts
+        self._unread = NO_PROMPTS  # prompts that this round processes at its end
         self._first_call = cache_calls(self._bind_first)
         self._step_call = cache(self._bind_step)
         self._prompts_call = lru_cache(MAX_PACKED_CALLS)(self._bind_prompts)
@@ -85,12 +86,17 @@ class ModelDrafter(NullHooks):
         for slot, running in round_.rows.items():
             if slot not in self._never_drafts:
                 self._cached[slot] = self.cached_tokens(running)
-        prompts = self._prompts_of(round_)
+        self._unread = self._prompts_of(round_)
+
+    def read_prompts(self, round_: Round) -> None:  # noqa: ARG002
+        """See Drafter.read_prompts."""
+        prompts, self._unread = self._unread, NO_PROMPTS
         if prompts != NO_PROMPTS:
             self._run_prompts(self._draft.layout, prompts)
 
     def propose(self, round_: Round) -> Buffer | None:
         """See Drafter.propose. One run of the model and one sampling call per drafted token."""
+        self._unread = NO_PROMPTS
         self._catch_up(round_.rows)
         batch, layout = round_.batch, self._draft.layout
         prompts = calls.repacked(2 * batch, self._prompts_of(round_))

@@ -46,6 +46,9 @@ class NullHooks:
     def after_verify(self, round_: Round) -> None:
         """See Drafter.after_verify."""
 
+    def read_prompts(self, round_: Round) -> None:
+        """See Drafter.read_prompts."""
+
 
 class NoDrafter(NullHooks):
     """Drafts nothing: all drafts come from the text."""

@@ -10,7 +10,7 @@ from functools import cache, lru_cache, partial
 from itertools import accumulate
 from typing import Protocol
 
-from tandemrt.engines.contract.calls import NO_PROMPTS, Packed, repacked
+from tandemrt.engines.contract.calls import Packed, repacked
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.call_layout import MAX_PACKED_CALLS
 from tandemrt.runtime.caches.prompt_calls import packed_prefill_call
@@ -124,30 +124,28 @@ class PairDrafter(NullHooks):
         return self._sampler.propose(round_, shape, lambda: self._sampler.sample(shape, partial(self._head.run, shape)))
 
     def after_target(self, round_: Round) -> None:
-        """See Drafter.after_target. Compute the states of all tokens, and process those of prompts."""
-        tokens, prompts = round_.window_tokens if round_.batch else 0, round_.prompts
-        self._pairs.fuse(tokens + prompts.prompt_tokens)
-        if prompts != NO_PROMPTS:
-            sizes = repacked(0, prompts)
-            self._draft.run_prompts(("draft", tokens, sizes), self._prompts_call(tokens, sizes))
-            self._pair_prompt_ends(round_)
+        """See Drafter.after_target. Compute the states of all tokens."""
+        self._pairs.fuse((round_.window_tokens if round_.batch else 0) + round_.prompts.prompt_tokens)
 
     def after_verify(self, round_: Round) -> None:
         """See Drafter.after_verify."""
         self._pairs.add_emitted(round_.batch, round_.window + 1, replace=self._backlog.emitted(round_))
-        if round_.prompts != NO_PROMPTS:
-            self._pair_prompt_ends(round_)
+
+    def read_prompts(self, round_: Round) -> None:
+        """See Drafter.read_prompts."""
+        before, sizes = round_.window_tokens if round_.batch else 0, repacked(0, round_.prompts)
+        self._draft.run_prompts(("draft", before, sizes), self._prompts_call(before, sizes))
+        self._pair_prompt_ends(round_, before)
 
     def cached_tokens(self, running: RunningRequest) -> int:
         """See Drafter.cached_tokens."""
         return self._backlog.cached_tokens(running)
 
-    def _pair_prompt_ends(self, round_: Round) -> None:
+    def _pair_prompt_ends(self, round_: Round, before: int) -> None:
         """Set the newest pair of requests that decode only after the round in which their prompt ends.
 
-        The others get it from the token that the round emits.
+        The others get it from the token that the round emits. ``before``: tokens before those of prompts.
         """
-        before = round_.window_tokens if round_.batch else 0
         for slot, row, following in self._prompt_ends:
             if slot in round_.undrafted and slot not in round_.rows:
                 token, at = self._following.view(1), before + row

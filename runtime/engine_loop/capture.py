@@ -202,4 +202,5 @@ def _run_packed(loop: EngineLoop, batch: int, tokens: int, prompts: int, *, wind
         loop.drafter.skip(round_)
     loop.target.score(round_)
     loop.drafter.after_target(round_)
+    loop.drafter.read_prompts(round_)
     _clear(loop, max(batch, prompts))

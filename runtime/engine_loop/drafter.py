@@ -36,8 +36,8 @@ class Drafter(SlotListener, Protocol):
     """Proposes the draft window of a round into ``RoundBuffers.draft_tokens``.
 
     The loop calls the hooks of a round in this order: ``write_prompts``, ``propose`` or ``skip``, ``after_target``,
-    ``replaced``, ``after_verify``. Drafts from the text (``Round.drafted_from_text``) replace drafts after ``propose``.
-    The loop may call ``propose`` before the host has committed the last round.
+    ``replaced``, ``after_verify``, ``read_prompts``. Drafts from the text (``Round.drafted_from_text``) replace drafts
+    after ``propose``. The loop may call ``propose`` before the host has committed the last round.
 
     Attributes:
         window: maximum drafted tokens per round; if 0, ``propose`` is never called.
@@ -69,23 +69,26 @@ class Drafter(SlotListener, Protocol):
         """Upload the prompts of a round over paged caches. ``texts``: tokens by slot."""
 
     def propose(self, round_: Round) -> Buffer | None:
-        """Draft the window of the round, at least one token, and process its prompts.
+        """Draft the window of the round, at least one token; may process its prompts.
 
         Returns the probabilities that the drafts were sampled from, float32 [batch, window, vocab], if a verification
         rule of the round reads them.
         """
 
     def skip(self, round_: Round) -> None:
-        """Process the prompts of the round, which drafts nothing."""
+        """Do what a round needs that drafts nothing; may process its prompts."""
 
     def after_target(self, round_: Round) -> None:
-        """Process the target's outputs (in ``RoundBuffers``) for the round and its prompts."""
+        """Process the target's outputs (in ``RoundBuffers``) for the round."""
 
     def replaced(self, running: RunningRequest, kept: int) -> None:
         """Handle that drafts from the text replace those of a request after the first ``kept`` ones."""
 
     def after_verify(self, round_: Round) -> None:
         """Process the emitted tokens of the round, in ``RoundBuffers``."""
+
+    def read_prompts(self, round_: Round) -> None:
+        """Process the prompts of the round that are left, at its end: its tokens do not wait for this."""
 
     def cached_tokens(self, running: RunningRequest) -> int:
         """Return a lower bound on the tokens of a text in its caches, ignoring prefill; all tokens without a cache."""

@@ -154,7 +154,7 @@ class EngineLoop:
             if round_.adaptive and not after_commit and self.metrics.prefilled == prefilled:
                 self._observe_duration(last, self._last, seconds)
         elif last is not None:
-            self._stages.commit(last, self._stages.fetch(None, last))
+            self._stages.commit(last)
         else:
             self._timeline.pause()
         if last is not None and self._last is None:  # no later commit may follow
@@ -180,11 +180,11 @@ class EngineLoop:
         stages = self._stages
         draft_probs = stages.propose(round_) if draft_first else None
         round_ = stages.drafted(round_) if draft_first else round_
-        copied = stages.fetch(round_ if draft_first else None, last)
+        drafts = stages.fetch_drafts(round_) if draft_first else None
         if not round_.may_copy:
             stages.score(round_)
         stages.deliver()
-        stages.commit(last, copied)
+        stages.commit(last, drafts)
         round_ = round_.unfinished()
         if round_.may_copy and round_.has_work:
             round_ = stages.look_up(round_)
@@ -192,6 +192,7 @@ class EngineLoop:
             stages.replace_drafts(round_)
             stages.score(round_)
         if not round_.rows:
+            stages.read_prompts(round_)
             return None
         return stages.verify(round_, draft_probs, stages.write_inputs(round_, draft_probs))
 
@@ -200,8 +201,7 @@ class EngineLoop:
         stages = self._stages
         draft_probs = stages.propose(round_) if draft_first else None
         round_ = stages.drafted(round_) if draft_first else round_
-        copied = stages.fetch(round_ if draft_first else None, last)
-        stages.commit(last, copied)
+        stages.commit(last, stages.fetch_drafts(round_) if draft_first else None)
         stages.deliver()
         round_ = round_.unfinished()
         if not round_.has_work:
@@ -214,7 +214,10 @@ class EngineLoop:
             stages.replace_drafts(round_)
         drafts = stages.write_inputs(round_, draft_probs) if round_.rows else None
         stages.score(round_)
-        return None if drafts is None else stages.verify(round_, draft_probs, drafts)
+        if drafts is None:
+            stages.read_prompts(round_)
+            return None
+        return stages.verify(round_, draft_probs, drafts)
 
     def fail(self, error: BaseException) -> bool:
         """End every request in a slot with ``error``, because an engine failed.

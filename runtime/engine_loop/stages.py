@@ -1,5 +1,6 @@
 """What a round does on the device and on the host, one method each."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -85,28 +86,29 @@ class RoundStages:
         tokens = self._target.buffers.num_drafted
         return round_.drafted(tokens) if self._proposed and tokens < round_.window else round_
 
-    def fetch(self, round_: Round | None, last: VerifiedRound | None) -> Any:
-        """Enqueue copies to the host: tokens and logits of the ``last`` round, and the drafts of ``round_``.
+    def fetch_drafts(self, round_: Round) -> Any:
+        """Enqueue the copy of the drafts of ``round_`` to the host; return an event that follows it, if it has any."""
+        if not round_.window:
+            return None
+        with self._streams.copies(after_work=True):
+            self._target.buffers.draft_tokens.copy_out(round_.batch, round_.window)
+        return self._streams.record_copies()
 
-        Return an event that follows the copies.
-        """
+    def _fetch_tokens(self, round_: Round, logits: Mapping[int, HostCopy]) -> Any:
+        """Enqueue copies of what a verified round emits to the host; return an event that follows them."""
         buffers = self._target.buffers
         with self._streams.copies(after_work=True):
-            if last is not None:
-                buffers.tokens.copy_out(last.round.batch, last.round.window + 1)
-                buffers.count.copy_out(last.round.batch)
-                for logits in last.logits.values():
-                    logits.copy_out()
-            if round_ is not None and round_.window:
-                buffers.draft_tokens.copy_out(round_.batch, round_.window)
+            buffers.tokens.copy_out(round_.batch, round_.window + 1)
+            buffers.count.copy_out(round_.batch)
+            for each in logits.values():
+                each.copy_out()
         return self._streams.record_copies()
 
     def wait_for_drafts(self, round_: Round) -> None:
         """Copy drafts that were proposed after the commit to the host, and wait for the copy."""
         if self._proposed:
-            copied = self.fetch(round_, None)
             with self._metrics.timed("wait"):
-                self._streams.wait(copied)
+                self._streams.wait(self.fetch_drafts(round_))
 
     def replace_drafts(self, round_: Round) -> None:
         """Replace proposed drafts, which must be on the host, by copies from the text."""
@@ -119,16 +121,29 @@ class RoundStages:
             self._target.score(round_)
             self._drafter.after_target(round_)
 
-    def commit(self, last: VerifiedRound | None, copied: Any) -> None:
-        """Wait for the copies of ``fetch``, and turn the tokens of the ``last`` round into text."""
+    def commit(self, last: VerifiedRound | None, drafts: Any = None) -> None:
+        """Wait for the tokens of the ``last`` round, turn them into text, and wait for ``drafts`` (fetch_drafts).
+
+        The device is busy with drafts, and with prompts that the drafter reads, while the host has the tokens.
+        """
+        if last is not None:
+            self._wait(last.copied)
+            with self._metrics.timed("commit"):
+                self._committer.commit(last)
+        if last is None or drafts is not None:
+            self._wait(drafts)
+
+    def _wait(self, copied: Any) -> None:
         with self._metrics.timed("wait"):
             try:
                 self._streams.wait(copied)
             finally:
                 self._target.check()
-        with self._metrics.timed("commit"):
-            if last is not None:
-                self._committer.commit(last)
+
+    def read_prompts(self, round_: Round) -> None:
+        """Let the drafter process the prompts of a round, at its end."""
+        if round_.prompts != NO_PROMPTS:
+            self._drafter.read_prompts(round_)
 
     def deliver(self) -> None:
         """Pass on what the last commit has appended, while the device is busy; see Committer.deliver."""
@@ -166,14 +181,16 @@ class RoundStages:
             self._target.adjust(round_)
             logits |= self._copied_logits(round_, "processed")
             self._target.verify(round_, draft_probs)
+            copied = self._fetch_tokens(round_, logits)
             self._drafter.after_verify(round_)
+            self.read_prompts(round_)
         self._timeline.collect()
         self._metrics.rounds += 1
         self._metrics.waits = self._streams.waits
         from_drafter = drafts.from_drafter
         if round_.copied and self._drafter.window:
             from_drafter = {slot: count for slot, count in from_drafter.items() if slot not in round_.copied}
-        return VerifiedRound(round_, drafts.lengths, from_drafter, logits)
+        return VerifiedRound(round_, drafts.lengths, from_drafter, logits, copied)
 
     def _copied_logits(self, round_: Round, mode: str) -> dict[int, HostCopy]:
         """Copy the logits of requests with this ``logprobs_mode``, because the next round overwrites them."""

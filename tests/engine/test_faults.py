@@ -14,7 +14,7 @@ from tandemrt import LLM, RequestOutput, SamplingParams, StreamOutput
 from tandemrt.engines.validation.errors import BadRequest, InternalError
 from tandemrt.runtime.constraints.constraint import Constraint
 from tandemrt.runtime.requests.request import Request
-from tandemrt.runtime.requests.round import Round, VerifiedRound
+from tandemrt.runtime.requests.round import VerifiedRound
 from tandemrt.runtime.requests.running import RunningRequest
 from tandemrt.runtime.requests.text import Detokenizer, TextStream
 from tests.waiting import PATIENCE_S, eventually
@@ -152,11 +152,11 @@ def test_the_loop_outlives_a_round_that_fails_after_its_last_request_was_cancell
             llm.cancel(request.result(PATIENCE_S))
             cancelled.set()
 
-    def is_after_it(_round: Round | None, last: VerifiedRound | None) -> bool:
+    def is_after_it(last: VerifiedRound | None, *_: Any) -> bool:
         return last is not None and cancelled.is_set()
 
     with monkeypatch.context() as patched:
-        fail_when(patched, llm.loop._stages, "fetch", is_after_it, RuntimeError("the engine"))
+        fail_when(patched, llm.loop._stages, "commit", is_after_it, RuntimeError("the engine"))
         request.set_result(llm.submit("a", endless(), listen))
         assert done.result(PATIENCE_S).finish_reason == "cancelled"
         assert eventually(lambda: "a round failed" in caplog.text)

@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE_S
 
 SLOTS, WINDOW, CHUNK = 8, 4, 16
 CPU = torch.device("cpu")
-STAGES = ("propose", "fetch", "score", "deliver", "commit", "replace_drafts", "write_inputs", "verify")
+STAGES = ("propose", "fetch_drafts", "score", "deliver", "commit", "replace_drafts", "write_inputs", "verify")
 LOOKUP = TextLookup(9, 9)  # copies nothing of a short text
 
 
@@ -322,27 +322,42 @@ def test_a_request_that_the_round_in_flight_completes_takes_part_in_no_further_r
 @pytest.mark.parametrize(
     ("overlap", "drafter", "lookup", "schedule"),
     [
-        (True, FakeDrafter(), None, ["propose", "fetch", "score", "deliver", "commit", "write_inputs", "verify"]),
-        (True, FakeDrafter(), LOOKUP, ["propose", "fetch", "score", "deliver", "commit", "write_inputs", "verify"]),
+        (
+            True,
+            FakeDrafter(),
+            None,
+            ["propose", "fetch_drafts", "score", "deliver", "commit", "write_inputs", "verify"],
+        ),
+        (
+            True,
+            FakeDrafter(),
+            LOOKUP,
+            ["propose", "fetch_drafts", "score", "deliver", "commit", "write_inputs", "verify"],
+        ),
         (
             True,
             FakeDrafter(),
             PROMISING,
-            ["propose", "fetch", "deliver", "commit", "replace_drafts", "score", "write_inputs", "verify"],
+            ["propose", "fetch_drafts", "deliver", "commit", "replace_drafts", "score", "write_inputs", "verify"],
         ),
-        (True, NoDrafter(), LOOKUP, ["fetch", "score", "deliver", "commit", "write_inputs", "verify"]),
+        (True, NoDrafter(), LOOKUP, ["score", "deliver", "commit", "write_inputs", "verify"]),
         (
             True,
             NoDrafter(),
             PROMISING,
-            ["fetch", "deliver", "commit", "propose", "replace_drafts", "score", "write_inputs", "verify"],
+            ["deliver", "commit", "propose", "replace_drafts", "score", "write_inputs", "verify"],
         ),
-        (False, FakeDrafter(), None, ["propose", "fetch", "commit", "deliver", "write_inputs", "score", "verify"]),
+        (
+            False,
+            FakeDrafter(),
+            None,
+            ["propose", "fetch_drafts", "commit", "deliver", "write_inputs", "score", "verify"],
+        ),
         (
             False,
             NoDrafter(),
             LOOKUP,
-            ["fetch", "commit", "deliver", "propose", "replace_drafts", "write_inputs", "score", "verify"],
+            ["commit", "deliver", "propose", "replace_drafts", "write_inputs", "score", "verify"],
         ),
     ],
 )
@@ -368,13 +383,16 @@ def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only
         note(loop._stages, stage, done)
     for owner, name in ((streams, "wait_for_copies_on_device"), (target, "adjust"), (target, "verify")):
         note(owner, name, on_device)
+    note(loop._stages, "_fetch_tokens", on_device)
+    note(drafter, "after_verify", on_device)
     waiting = make_queued(stop=["aaa"])
     scheduler.submit(waiting, block=False)
     for round_number in (1, 2, 3):
         loop.step()
         assert (done, streams.waits) == (schedule, round_number)
         done.clear()
-    assert on_device == ["wait_for_copies_on_device", "adjust", "verify"] * 3, "masks arrive before they are read"
+    # Masks arrive before they are read, and tokens leave before the drafter goes on.
+    assert on_device == ["wait_for_copies_on_device", "adjust", "verify", "_fetch_tokens", "after_verify"] * 3
     loop.step()
     assert (waiting.request.finish_reason, streams.waits, metrics.rounds) == ("stop", 4, 3)
     # The host commits the end while the next round is in flight: its drafts are dropped.
