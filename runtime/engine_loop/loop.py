@@ -4,15 +4,15 @@ There are two schedules. Overlap schedule::
 
     device                              host
     propose the drafts of round r       deliver round r-2: texts, counts, streams
-    copy tokens r-1, drafts r ─────────► the one wait       (copies run on a second stream)
-    score window + 1 rows               commit round r-1: tokens, ends of requests
+    copy drafts r to the host           wait for tokens r-1; commit them, end requests
+    score window + 1 rows               wait for drafts r
                                         write the masks of round r
     adjust ◄─────masks, draft lengths,──┤       (only if a request has penalties or biases)
     verify       adjusted tokens        ┘
-    advance every slot by its emitted tokens
+    copy tokens r to the host, advance every slot by them, and let the drafter read prompts
 
-The host commits round r-1 after the drafts of round r are enqueued, so that it waits for the device once per round. The
-device uses the result of a round at once (SlotState.advance), but the host reads it one round later. The rows of a
+Copies run on a second stream. The host commits round r-1 after drafts and target of round r are enqueued. The device
+uses the result of a round at once (SlotState.advance), but the host reads it one round later. The rows of a
 request that has finished in between get empty masks, and emit nothing. What no later round depends on is delivered
 while the device is busy with the next one.
 

@@ -269,3 +269,14 @@ def test_requests_that_end_with_the_first_token_after_their_prompt_get_no_drafts
     for most in (1, 2):
         llm.generate(prompt, params_of(asked | {"max_tokens": most}))
     assert [round_.window for round_ in rounds if round_.prompts != NO_PROMPTS] == [0, 4]
+
+
+def test_first_tokens_leave_the_device_before_the_draft_reads_their_prompts(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    for owner, name in ((llm.loop._stages, "_fetch_tokens"), (llm.loop.drafter, "_run_prompts")):
+        work = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, name=name, work=work: (done.append(name), work(*args))[1])
+    llm.generate([7] * 100, SamplingParams(max_tokens=9, ignore_eos=True))
+    assert done[:2] == ["_fetch_tokens", "_run_prompts"]
