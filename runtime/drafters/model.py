@@ -6,12 +6,11 @@ from functools import cache, lru_cache
 from tandemrt.engines.contract import calls
 from tandemrt.engines.contract.calls import NO_PROMPTS, Packed
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.caches.call_layout import MAX_PACKED_CALLS, CallLayout, cache_calls
+from tandemrt.runtime.caches.call_layout import MAX_PACKED_CALLS, CallLayout
 from tandemrt.runtime.caches.prompt_calls import linear_prefill_call, packed_prefill_call
 from tandemrt.runtime.device.backends.base import Call
 from tandemrt.runtime.device.buffers import Buffer
 from tandemrt.runtime.device.prompt_plan import Chunk, plan
-from tandemrt.runtime.device.round_shape import RoundShape
 from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.resources import DraftResources
@@ -24,8 +23,8 @@ class ModelDrafter(NullHooks):
     """Runs the draft model once per drafted token.
 
     The first run of a round processes the last two tokens, because after a fully accepted window the last drafted token
-    is not in the cache yet. Otherwise one of them is written again, with the same values. Over a paged cache, that run
-    also has the prompts of the round.
+    is not in the cache yet. Otherwise one of them is written again, with the same values. Over a paged cache, prompts
+    are processed at the end of a round, so that first tokens do not wait for them; drafts start in the next round.
 
     Prompts of requests that never draft are skipped, unless the round has other prompts; see BlockHashes.
     """
@@ -40,6 +39,7 @@ class ModelDrafter(NullHooks):
             max_length: see Drafter.
         """
         self.window = draft.window
+        self.reads_prompts_late = draft.layout.packed
         self.max_length: int | None = max_length
         self.caches = (draft.cache,)
         self._draft = draft
@@ -50,9 +50,8 @@ class ModelDrafter(NullHooks):
         self._cached: dict[int, int] = {}  # by slot with missed tokens: number of tokens in the cache
         self._never_drafts: set[int] = set()  # slots whose requests never draft
         self._behind = False  # whether drafts from the text replaced its own in the last round
-        self._reads_prompts = True  # whether this round processes its prompts
-        self._unread = NO_PROMPTS  # prompts that this round processes at its end
-        self._first_call = cache_calls(self._bind_first)
+        self._reads_prompts = True  # whether the drafter processes the prompts of this round
+        self._first_call = cache(self._bind_first)
         self._step_call = cache(self._bind_step)
         self._prompts_call = lru_cache(MAX_PACKED_CALLS)(self._bind_prompts)
 
@@ -86,37 +85,23 @@ class ModelDrafter(NullHooks):
         for slot, running in round_.rows.items():
             if slot not in self._never_drafts:
                 self._cached[slot] = self.cached_tokens(running)
-        self._unread = self._prompts_of(round_)
 
-    def read_prompts(self, round_: Round) -> None:  # noqa: ARG002
+    def read_prompts(self, round_: Round) -> None:
         """See Drafter.read_prompts."""
-        prompts, self._unread = self._unread, NO_PROMPTS
-        if prompts != NO_PROMPTS:
-            self._run_prompts(self._draft.layout, prompts)
+        if self._reads_prompts:
+            self._run_prompts(self._draft.layout, round_.prompts)
 
     def propose(self, round_: Round) -> Buffer | None:
         """See Drafter.propose. One run of the model and one sampling call per drafted token."""
-        self._unread = NO_PROMPTS
         self._catch_up(round_.rows)
-        batch, layout = round_.batch, self._draft.layout
-        prompts = calls.repacked(2 * batch, self._prompts_of(round_))
-        shape = round_.shape._replace(prompts=prompts)
-        first = self._first_call(RoundShape(batch, 1, prompts=prompts))  # two tokens per row
+        batch, shape = round_.batch, round_.shape.without_prompts
 
         def run(step: int) -> None:
             if not step:
                 self._write_first(batch)
-            (self._step_call(batch, step) if step else first).run()
+            (self._step_call(batch, step) if step else self._first_call(batch)).run()
 
-        def work() -> None:
-            if prompts != NO_PROMPTS:
-                newest = self._draft.state.newest[:batch]
-                layout.windows(newest, prompts).copy_(newest)
-            self._sampler.sample(shape, run)
-
-        if prompts == NO_PROMPTS:
-            return self._sampler.propose(round_, shape, work)
-        return self._sampler.propose(round_, shape, work, packed=first)
+        return self._sampler.propose(round_, shape, lambda: self._sampler.sample(shape, run))
 
     def replaced(self, running: RunningRequest, kept: int) -> None:
         """See Drafter.replaced. Cache entries of the replaced drafts are invalid."""
@@ -132,10 +117,6 @@ class ModelDrafter(NullHooks):
             return len(running.tokens)
         cached = max(running.prefill_end, len(running.tokens) - 2)
         return min(self._cached.get(running.slot, cached), cached)
-
-    def _prompts_of(self, round_: Round) -> Packed:
-        """The prompts of a round, if any of its requests drafts."""
-        return round_.prompts if self._reads_prompts else NO_PROMPTS
 
     def _write_first(self, batch: int) -> None:
         """Write positions and scored rows of the first run, over two tokens per row."""
@@ -176,12 +157,9 @@ class ModelDrafter(NullHooks):
         alone = calls.repacked(0, prompts)
         self._draft.run_prompts(("draft", layout, alone), self._prompts_call(layout, alone))
 
-    def _bind_first(self, shape: RoundShape) -> Call:
-        batch = shape.batch
+    def _bind_first(self, batch: int) -> Call:
         newest, rows = self._draft.state.newest[:batch], self._score_rows.view(batch, 1)
-        return self._draft.bind(
-            newest, rows, self._sampler.index[0, :batch], self._sampler.logits, prompts=shape.prompts
-        )
+        return self._draft.bind(newest, rows, self._sampler.index[0, :batch], self._sampler.logits)
 
     def _bind_step(self, batch: int, step: int) -> Call:
         tokens, index = self._sampler.tokens[step - 1, :batch, None], self._sampler.index[step + 1, :batch]

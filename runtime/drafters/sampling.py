@@ -43,23 +43,17 @@ class Sampler(ABC):
     def sample(self, shape: RoundShape, run: Callable[[int], None]) -> None:
         """Sample the window; ``run(step)`` runs the draft, which writes ``logits``."""
 
-    def propose(
-        self, round_: Round, shape: RoundShape, work: Callable[[], None], *, packed: Call | None = None
-    ) -> Buffer | None:
+    def propose(self, round_: Round, shape: RoundShape, work: Callable[[], None]) -> Buffer | None:
         """Run ``work``, which calls ``sample``; return the draft probabilities if a verification rule reads them.
 
-        Without prompts the work is captured as a CUDA graph, unless masks make it wait for the host. With prompts in
-        ``shape`` it is captured only if ``packed`` is given: the call with the prompts.
+        Without prompts the work is captured as a CUDA graph, unless masks make it wait for the host.
         """
         self._masked = round_ if round_.mask_drafts else None
         graphs, key, capturable = self._draft.graphs, ("propose", shape), self._draft.capturable
         outputs = [self._draft_tokens.view(shape.batch, shape.window)]
         if shape.keep_probs:
             outputs.append(self._draft_probs.view(shape.batch, shape.window, self._draft.vocab))
-        if packed is not None:
-            capturable = capturable and self._masked is None
-            graphs.run_with_prompts(key, work, packed, capturable=capturable)
-        elif shape.prompts != NO_PROMPTS:
+        if shape.prompts != NO_PROMPTS:
             graphs.run_eagerly(work, "prompts")
         elif self._masked is not None:
             graphs.run_eagerly(work, "masks")
@@ -119,12 +113,10 @@ class StepSampler(Sampler):
         self._sample_call = cache(self._bind_step)
         self._stops: Round | None = None  # the round in progress, if it may stop before the end of its window
 
-    def propose(
-        self, round_: Round, shape: RoundShape, work: Callable[[], None], *, packed: Call | None = None
-    ) -> Buffer | None:
+    def propose(self, round_: Round, shape: RoundShape, work: Callable[[], None]) -> Buffer | None:
         """See Sampler.propose. On a GPU the whole window is one graph."""
         self._stops = round_ if round_.least_gain and device_of(self._draft.device).on_host else None
-        return super().propose(round_, shape, work, packed=packed)
+        return super().propose(round_, shape, work)
 
     @cached_property
     def _column_of(self) -> npt.NDArray[np.int64] | None:
