@@ -85,13 +85,13 @@ def timeline() -> str:
         text(left, y - 8, f"{ms['propose']:.2f}", "ink small"),
         text(target, y - 8, f"{ms['target']:.2f}", "ink small"),
     ]
-    parts += [box(left, y + 72, target - left - 1, 36, "box"), text(left + 8, y + 95, "waits")]
-    commit, fill = target + 108, target + 216
-    parts += [box(target, y + 72, 107, 36), text(target + 8, y + 88, "commits the", "ink small")]
-    parts += [text(target + 8, y + 102, "round before", "ink small")]
-    parts += [box(commit, y + 72, 107, 36), text(commit + 8, y + 95, "fills masks", "ink small")]
-    parts += [arrow(target, y + 37, target, y + 70), text(target + 5, y + 58, "drafts, tokens", "faint small")]
-    parts += [arrow(fill - 4, y + 71, verify + 2, y + 39), text(fill - 40, y + 66, "masks", "faint small", "end")]
+    fill = max(target, left + 108)
+    parts += [box(left, y + 72, 107, 36), text(left + 8, y + 88, "commits the", "ink small")]
+    parts += [text(left + 8, y + 102, "round before", "ink small")]
+    parts += [box(fill, y + 72, 107, 36), text(fill + 8, y + 95, "fills masks", "ink small")]
+    parts += [arrow(left, y + 37, left, y + 70), text(left + 5, y + 58, "tokens", "faint small")]
+    parts += [arrow(fill, y + 37, fill, y + 70), text(fill + 5, y + 58, "drafts", "faint small")]
+    parts += [arrow(fill + 104, y + 71, verify + 2, y + 39), text(fill + 104, y + 66, "masks", "faint small", "end")]
     return picture(y + 122, f"One round. {about}", parts)
 
 
