@@ -6,6 +6,7 @@ from hashlib import sha256
 from itertools import accumulate, chain
 from os import PathLike
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,7 @@ class ImageReader:
         self._media = MediaFetcher.of(options)
         self._tokenizer = tokenizer
         self._known: Recent[list[Image]] = Recent(_KEPT_BYTES)
+        self._in_process = Lock()
 
     def with_image_tokens(self, text: str) -> str:
         """Return the ``text`` of a chat template with an image token for each image (VisionEntry.prompt_text)."""
@@ -212,7 +214,8 @@ class ImageReader:
             except (TypeError, ValueError) as error:
                 raise BadRequest(f"image: must be an array that Pillow takes, got {clipped(error)}") from None
         if isinstance(source, Pillow.Image):
-            grid, images = parts(source, entry)
+            with self._in_process:  # a prompt may have an image twice, and Pillow loads it when it is used first
+                grid, images = parts(source, entry)
             return self._cut(entry, grid, [in_patches(np.asarray(part), entry) for part in images], salt)
         data, most = self._file(source), self._options.max_image_pixels
         content = data.encode(errors="surrogatepass") if isinstance(data, str) else data

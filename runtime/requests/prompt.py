@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.options.options import BYTES_PER_TOKEN
+from tandemrt.engines.parallel.threads import map_ahead
 from tandemrt.engines.text.chat import ChatOptions
 from tandemrt.engines.text.chat_template import ChatTemplate, call_without_object, rendered
 from tandemrt.engines.text.control_tokens import MARKS, texts
@@ -17,6 +18,7 @@ from tandemrt.engines.validation.sizes import exceeds
 from tandemrt.runtime.requests.image_pixels import load_decoders
 from tandemrt.runtime.requests.images import IMAGE_PART, Image, ImageReader, PromptImages, expanded
 from tandemrt.runtime.workers.clients import UNNAMED, Client
+from tandemrt.runtime.workers.fair import released_worker
 from tandemrt.runtime.workers.sandbox.lanes import ProcessLanes
 from tandemrt.runtime.workers.sandbox.pool import wait_for
 
@@ -24,6 +26,7 @@ Message = Mapping[str, Any]
 CHAT_FACTOR = 4  # messages may be this much larger than a text, since templates drop parts such as old reasoning
 QUICK_BYTES = 256 << 10  # longer texts, and all of a tokenizer that is not quick, are tokenized in a worker process
 _IMAGES_IDLE_S = 600.0
+_IMAGES_AT_ONCE = 4  # of a prompt
 _END_MARK = MARKS[-2] * 2  # marks the end of the last message for continue_final_message
 
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
@@ -78,8 +81,8 @@ class PromptReader:
         max_bytes: largest number of bytes of a text. The values of a chat may have ``CHAT_FACTOR`` times as many
             characters together. Both are checked before any other work.
         processes: ``prompt_processes``, which render slow templates and tokenize long texts.
-        timeout_s: time limit of each such task, of its wait for a process, and of reading all images of a prompt: after
-            it no further one is begun.
+        timeout_s: time limit of each such task, of its wait for a process, and of reading all images of a prompt but
+            the last ones, which are read at once.
         images: reads the images in messages; None: the model supports text only.
         image_processes: decode images.
     """
@@ -175,16 +178,19 @@ class PromptReader:
             return ids, None
         images: list[list[Image]] = []
         tokens, until = len(ids), time.monotonic() + self._timeout_s
-        for source in sources:
-            if time.monotonic() > until:
-                raise BadRequest(
-                    f"messages: reading images may take {self._timeout_s:g} s together (prompt_timeout_s), after which "
-                    f"{len(images)} of {len(sources)} were read; send fewer or smaller ones"
-                )
-            images.append(self._images.read(source, partial(in_worker, processes=self._image_processes), salt))
-            tokens += sum(len(part.before) + len(part.prompt_tokens) for part in images[-1]) - 1
-            if tokens > self._limit:  # before the next image needs memory
-                raise self._too_long(tokens)
+        worker = partial(in_worker, processes=self._image_processes)
+        read = partial(self._images.read, in_worker=worker, salt=salt)
+        with released_worker():
+            for image in map_ahead(read, sources, _IMAGES_AT_ONCE, ahead=_IMAGES_AT_ONCE):
+                images.append(image)
+                tokens += sum(len(part.before) + len(part.prompt_tokens) for part in image) - 1
+                if tokens > self._limit:  # before further images need memory
+                    raise self._too_long(tokens)
+                if len(images) < len(sources) and time.monotonic() > until:
+                    raise BadRequest(
+                        f"messages: reading images may take {self._timeout_s:g} s together (prompt_timeout_s), after "
+                        f"which {len(images)} of {len(sources)} were read; send fewer or smaller ones"
+                    )
         return expanded(ids, images, self._images.entry)
 
     def _encode_messages(self, chat: Chat, messages: Any, in_worker: InWorker) -> list[int]:

@@ -1,8 +1,8 @@
 """Run the vision tower over images, each image once."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import lru_cache, partial
 from math import isqrt
 from typing import Any, TypeVar
 
@@ -38,10 +38,13 @@ class TowerRunner:
         self._streams = streams
         self._dtype = dtype
         self._width = int(engine.contract["image_states"].shape[-1])
-        self._known: Recent[torch.Tensor] = Recent(_KEPT_BYTES)
+        self._known: Recent[Future[torch.Tensor]] = Recent(_KEPT_BYTES)
         self._staging = device_of(engine.device).host_zeros(_STAGED_ROWS, self._width, dtype=dtype)
         # One thread, because the engine uses all cores, and always the same: onnxruntime prepares a GPU for each.
         self._thread = FairExecutor(1, "tandemrt-vision", most_blocked=0)
+        # States are copied while the tower runs over the next image.
+        self._copies, self._copying = Streams(engine.device), ThreadPoolExecutor(1, "tandemrt-states")
+        self._last: Future[torch.Tensor] | None = None  # copy
 
     @classmethod
     def open(cls, bundle: Bundle, device: torch.device, threads: int | None) -> "TowerRunner":
@@ -61,7 +64,7 @@ class TowerRunner:
         side = isqrt(min(_WARM_TOKENS, entry.most_tokens(length))) * entry.factor
         side = entry.side if entry.resize == "square" else max(side, entry.factor)
         image = Image.of_pixels(np.zeros((side, side, 3), np.uint8), entry)
-        wait([self._thread.submit(UNNAMED, self._computed, image)])
+        wait([self._thread.submit(UNNAMED, lambda: self._copied(self._computed(image)))])
 
     def run_before(
         self, images: PromptImages, ready: "Sequence[Future[T]]", prepare: Callable[[], None], client: Client
@@ -74,49 +77,66 @@ class TowerRunner:
 
         def start() -> None:
             try:
-                states = self._thread.submit(client, self._run, images)
+                run = self._thread.submit(client, self._run, images)
             except BaseException as error:  # the requests are queued: they end with it
-                states = Future()
-                states.set_exception(error)
+                run = Future()
+                run.set_exception(error)
             prepare()
 
             def abandon(_: "Future[T]") -> None:
                 if all(gate.cancelled() for gate in gated):
-                    states.cancel()
+                    run.cancel()
 
             for gate, of_ready in zip(gated, ready, strict=True):
                 gate.add_done_callback(abandon)
                 gate.add_done_callback(partial(_cancel_with, of_ready))
-                states.add_done_callback(partial(_deliver_both, gate, of_ready))
+                run.add_done_callback(partial(_deliver_both, gate, of_ready))
 
         return gated, start
 
     def close(self) -> None:
         """Start no more work."""
         self._thread.shutdown(wait=False)
+        self._copying.shutdown(wait=False)
 
-    def _run(self, images: PromptImages) -> None:
-        images.states = [self._states_of(image) for image in images.images]
+    def _run(self, images: PromptImages) -> "Future[None]":
+        """Run the tower over images that are not known. The result is done once ``images`` has all states."""
+        states = [self._states_of(image) for image in images.images]
 
-    def _states_of(self, image: Image) -> torch.Tensor:
+        def set_states() -> None:
+            images.states = [of_image.result() for of_image in states]
+
+        return self._copying.submit(set_states)
+
+    def _states_of(self, image: Image) -> "Future[torch.Tensor]":
         key = image.digest, image.salt
-        if (known := self._known.get(key)) is not None:
+        known = self._known.get(key)
+        if known is not None and not (known.done() and known.exception()):
             return known
         states = self._computed(image)
-        return self._known.put(key, states, states.nbytes)
+        if self._last is not None:  # the device has those of two images at most
+            wait([self._last])
+        self._last = self._copying.submit(self._copied, states)
+        return self._known.put(key, self._last, len(states) * self._staging[0].nbytes)
 
     def _computed(self, image: Image) -> torch.Tensor:
-        """Return the states in host memory, not pinned: freeing that would ask the loop's stream, which may capture.
-
-        They come through pinned memory: tokens of rounds would wait for a copy into other memory.
-        """
+        """Return the states on the device, which has computed them."""
         device, dtype = self._engine.device, getattr(torch, self._engine.contract["image_states"].dtype)
         with self._streams.active():
             inputs = {name: torch.tensor(array, device=device) for name, array in tower_inputs(image).items()}
             rows = image.entry.padded_tokens(image.tokens)
             states = torch.empty(rows, self._width, dtype=dtype, device=device)
             self._engine.bind({**inputs, "image_states": states}).run()
-            states = states[: image.tokens]
+            device_of(device).synchronize()
+            return states[: image.tokens]
+
+    def _copied(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the states in host memory, not pinned: freeing that would ask the loop's stream, which may capture.
+
+        They come through pinned memory: tokens of rounds would wait for a copy into other memory.
+        """
+        device = self._engine.device
+        with self._copies.active():
             converted = torch.empty(*states.shape, dtype=self._dtype, device=device).copy_(states)
             parts = []
             for first in range(0, len(states), _STAGED_ROWS):
@@ -132,8 +152,9 @@ def _cancel_with(other: "Future[Any]", done: "Future[Any]") -> None:
         other.cancel()
 
 
-def _deliver_both(gate: "Future[T]", ready: "Future[T]", states: "Future[None]") -> None:
-    """Set ``gate`` to the result of ``ready`` once that is done; ``states`` is done."""
+def _deliver_both(gate: "Future[T]", ready: "Future[T]", run: "Future[Future[None]]") -> None:
+    """Set ``gate`` to the result of ``ready`` once that and the result of ``run`` are done; ``run`` is done."""
+    states: Future[Any] = run if run.cancelled() or run.exception() else run.result()
 
     def deliver(ready: "Future[T]") -> None:
         if not gate.set_running_or_notify_cancel():
@@ -144,25 +165,32 @@ def _deliver_both(gate: "Future[T]", ready: "Future[T]", states: "Future[None]")
         except BaseException as error:
             gate.set_exception(error)
 
-    ready.add_done_callback(deliver)
+    states.add_done_callback(lambda _: ready.add_done_callback(deliver))
 
 
 def tower_inputs(image: Image) -> dict[str, npt.NDArray[Any]]:
     """Return the inputs of the tower (contract.vision)."""
-    entry, merge = image.entry, image.entry.merge_size
+    others = _inputs_of_shape(image.entry, image.rows, image.columns)
+    more = len(others["positions"]) - len(image.patches)
+    return {"pixels": np.pad(image.patches, [(0, more), (0, 0)]) if more else image.patches, **others}
+
+
+@lru_cache(maxsize=8)
+def _inputs_of_shape(entry: VisionEntry, rows: int, columns: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs but pixels; ``rows`` and ``columns`` of patches."""
+    merge, tokens = entry.merge_size, rows * columns // entry.merge_size**2
     in_square = np.stack(np.divmod(np.arange(merge**2), merge), axis=-1)
-    squares = np.stack(np.divmod(np.arange(image.tokens), image.grid[1]), axis=-1)
+    squares = np.stack(np.divmod(np.arange(tokens), columns // merge), axis=-1)
     positions = (squares[:, None] * merge + in_square).reshape(-1, 2)
-    others: dict[str, npt.NDArray[Any]] = {}
+    inputs: dict[str, npt.NDArray[Any]] = {"positions": positions}
     if entry.grid_side:
-        others |= _corners(positions, image)
+        inputs |= _corners(positions, (rows, columns), entry)
     if entry.window_side:
-        others |= _windows(squares, entry)
-    inputs = {"pixels": image.patches, "positions": positions, **others}
+        inputs |= _windows(squares, entry)
     if not entry.padded:
         return inputs
-    more = (entry.padded_tokens(image.tokens) - image.tokens) * merge**2
-    padding = np.repeat(np.array([0, -1], np.float32), [len(image.patches), more])
+    more = (entry.padded_tokens(tokens) - tokens) * merge**2
+    padding = np.repeat(np.array([0, -1], np.float32), [len(positions), more])
     of_patches = {name: array for name, array in inputs.items() if name not in ("windows", "window_mask")}
     filled = {name: np.pad(array, [(0, more), (0, 0)][: array.ndim]) for name, array in of_patches.items()}
     return {**inputs, **filled, "padding": padding}
@@ -186,11 +214,12 @@ def _windows(squares: npt.NDArray[np.int64], entry: VisionEntry) -> dict[str, np
     return {"windows": windows.reshape(flat), "window_mask": mask.reshape(flat), "window_places": places.reshape(-1)}
 
 
-def _corners(positions: npt.NDArray[np.int64], image: Image) -> dict[str, npt.NDArray[Any]]:
+def _corners(
+    positions: npt.NDArray[np.int64], sizes: tuple[int, int], entry: VisionEntry
+) -> dict[str, npt.NDArray[Any]]:
     """Return the learned positions around each patch, and their weights: bilinear, smoothed where the grid shrinks."""
-    side = image.entry.grid_side
-    sizes = image.rows, image.columns
-    (tops, down), (lefts, over) = (_around(size, side, image.entry.grid_corners) for size in sizes)
+    side = entry.grid_side
+    (tops, down), (lefts, over) = (_around(size, side, entry.grid_corners) for size in sizes)
     rows, columns = positions.T
     corners = tops[rows][:, :, None] * side + lefts[columns][:, None]
     weights = down[rows][:, :, None] * over[columns][:, None]

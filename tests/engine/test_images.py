@@ -37,7 +37,7 @@ from tandemrt.runtime.check.tower import check_tower, states_of
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.images import Image as Patches
-from tandemrt.runtime.requests.images import ImageReader
+from tandemrt.runtime.requests.images import ImageReader, ImageSource
 from tandemrt.runtime.requests.prompt import Chat
 from tandemrt.runtime.requests.request import RequestOutput, StreamOutput
 from tandemrt.runtime.requests.vision import TowerRunner
@@ -46,7 +46,7 @@ from tests.engine.test_hybrid_heads import add_mtp
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import IMAGE_SETTINGS, IMAGE_TOKENS, tiny_checkpoint, tiny_tokenizer, tiny_vision, write_recipe
 from tests.pictures import asked, drawn_request, picture, require_same_texts_without_drafts
-from tests.waiting import eventually
+from tests.waiting import PATIENCE_S, eventually
 
 NGRAM = 'kind = "ngram"\nnum_draft_tokens = 4\nngram_min = 1'
 IMAGE_TOKEN = 269
@@ -228,6 +228,21 @@ def test_low_detail_is_512_pixels_squared(in_chunks: LLM) -> None:
         (image,) = reader.read(source, lambda _, function, *arguments: function(*arguments))
         sizes.append((image.columns * entry.patch_size, image.rows * entry.patch_size))
     assert sizes == [(1024, 800), (1024, 800), (576, 448)]
+
+
+def test_images_of_a_prompt_are_read_at_once_and_stay_in_order(in_chunks: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = in_chunks._admission._prompts._images
+    assert images is not None
+    both, read = threading.Barrier(2), images.read
+
+    def together(source: ImageSource, **options: Any) -> list[Any]:
+        both.wait(PATIENCE_S)
+        return read(source, **options)
+
+    messages = asked(picture(1), "and", picture(2))
+    alone = in_chunks.chat(messages, GREEDY)
+    monkeypatch.setattr(images, "read", together)
+    assert in_chunks.chat(messages, GREEDY).token_ids == alone.token_ids
 
 
 def test_no_image_is_begun_after_the_time_for_all_of_them(in_chunks: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """The vision tower in its thread: states are kept by image, and a request gets them together with its other work."""
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from types import SimpleNamespace
@@ -16,13 +18,14 @@ from tandemrt.runtime.device.streams import Streams
 from tandemrt.runtime.requests import vision
 from tandemrt.runtime.requests.images import Image, PromptImages
 from tandemrt.runtime.requests.recent import Recent
-from tandemrt.runtime.requests.vision import TowerRunner
+from tandemrt.runtime.requests.vision import TowerRunner, tower_inputs
 from tandemrt.runtime.workers.clients import UNNAMED
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, eventually
 
-ENTRY: Any = SimpleNamespace(
-    merge_size=1, patch_size=1, grid_side=0, window_side=0, padded=False, padded_tokens=lambda tokens: tokens
-)
+ENTRY = VisionEntry(
+    image_token=1, patch_values=1, patch_size=1, merge_size=1, resize="bounds", max_pixels=100, resample="bicubic",
+    mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0),
+)  # fmt: skip
 WIDTH = 2
 CPU = torch.device("cpu")
 
@@ -156,6 +159,47 @@ def test_a_cancelled_future_cancels_its_own_work_and_the_last_one_the_tower(
     assert tower.seen == [4], "no request waits for the first one any more"
 
 
+def test_the_tower_runs_over_the_next_image_while_states_are_copied(
+    tower: Tower, run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = run.runner  # type: ignore[attr-defined]
+    copied, release = runner._copied, threading.Event()
+
+    def slowly(states: Any) -> Any:
+        assert release.wait(PATIENCE_S)
+        return copied(states)
+
+    monkeypatch.setattr(runner, "_copied", slowly)
+    many, ready = prompt(1, 1, 2, 3), Future[str]()
+    (gate,), start = runner.run_before(many, [ready], lambda: None, UNNAMED)
+    ready.set_result("ready")
+    start()
+    assert eventually(lambda: tower.seen == [1, 2])
+    again, of_again = prompt(1), Future[str]()
+    (gate_again,), start_again = runner.run_before(again, [of_again], lambda: None, UNNAMED)
+    start_again()
+    of_again.set_result("again")
+    time.sleep(0.05)
+    assert tower.seen == [1, 2], "the device has the states of two images, whose copies have not ended"
+    assert not gate.done()
+    release.set()
+    assert (gate.result(PATIENCE_S), gate_again.result(PATIENCE_S)) == ("ready", "again")
+    assert tower.seen == [1, 2, 3]
+    assert [float(each[0, 0]) for images in (many, again) for each in images.states or ()] == [1, 1, 2, 3, 1]
+
+
+def test_a_failed_copy_is_one_of_its_requests_alone(
+    tower: Tower, run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = run.runner  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched:
+        patched.setattr(runner, "_copied", lambda states: states.missing)
+        with pytest.raises(AttributeError):
+            run(6)
+    assert run(6) == [6]
+    assert tower.seen == [6, 6]
+
+
 def test_states_of_many_tokens_reach_the_host_whole(tower: Tower, run: Callable[..., list[Any]]) -> None:
     tokens = 2 * vision._STAGED_ROWS + 7
     rows = np.arange(tokens * WIDTH, dtype=np.float32).reshape(tokens, WIDTH) % 256
@@ -163,7 +207,7 @@ def test_states_of_many_tokens_reach_the_host_whole(tower: Tower, run: Callable[
         run=lambda: tensors["image_states"].copy_(torch.from_numpy(rows))
     )
     image = Image(np.zeros((tokens, 3), np.uint8), 1, tokens, ENTRY)
-    states = run.runner._computed(image)  # type: ignore[attr-defined]
+    states = run.runner._copied(run.runner._computed(image))  # type: ignore[attr-defined]
     assert np.array_equal(host_floats(states), rows)
 
 
@@ -178,7 +222,7 @@ def test_states_of_a_gpu_reach_the_host_as_tensors_of_torch(tower: Tower, monkey
     monkeypatch.setattr(vision, "device_of", lambda _: SimpleNamespace(host_zeros=on_host, synchronize=lambda: None))
     tower.device = library.device("cpu")
     runner = TowerRunner(cast("Any", tower), Streams(CPU), library.bfloat16)  # type: ignore[arg-type]
-    states = runner._computed(Image(np.full((1, 3), 7, np.uint8), 1, 1, ENTRY))
+    states = runner._copied(runner._computed(Image(np.full((1, 3), 7, np.uint8), 1, 1, ENTRY)))
     runner.close()
     assert isinstance(states, library.Tensor)
     assert states.tolist() == [[7, 7]]
@@ -189,9 +233,14 @@ def test_a_warm_up_runs_the_tower_once_and_lets_images_report_its_failure(
     tower: Tower, run: Callable[..., list[Any]], *, fails: bool
 ) -> None:
     tower.error = RuntimeError("no kernel") if fails else None
-    entry = VisionEntry(
-        image_token=1, patch_values=1, patch_size=1, merge_size=1, resize="bounds", max_pixels=100, resample="bicubic",
-        mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0),
-    )  # fmt: skip
-    run.runner.warm_up(entry, 60)  # type: ignore[attr-defined]
+    run.runner.warm_up(ENTRY, 60)  # type: ignore[attr-defined]
     assert tower.seen == ([] if fails else [0])
+
+
+def test_inputs_of_patches_have_those_of_the_padding() -> None:
+    update = {"padded": True, "merge_size": 2, "window_side": 2, "grid_side": 4}
+    image = Image(np.zeros((6 * 10, 3), np.uint8), 6, 10, ENTRY.model_copy(update=update))
+    sizes = {name: len(array) for name, array in tower_inputs(image).items()}
+    windows = {"windows": 6, "window_mask": 6}
+    of_patches = ("pixels", "positions", "padding", "corners", "corner_weights", "window_places")
+    assert sizes == dict.fromkeys(of_patches, 32 * 4) | windows
