@@ -1,5 +1,6 @@
 """Build a bundle from a recipe: read the checkpoints, build, compile and check the graphs, write the manifest."""
 
+import filecmp
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -26,15 +27,15 @@ from tandemrt.engines.bundle.manifest import (
     Manifest,
 )
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, DraftEntry
-from tandemrt.engines.parallel.threads import begun, map_in_threads
+from tandemrt.engines.parallel.threads import SharedWork, begun, map_in_threads
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.recipe.models import ModelDraft
 from tandemrt.engines.recipe.recipe import Recipe
-from tandemrt.engines.text.tokenizer import open_tokenizer
+from tandemrt.engines.text.tokenizer import load_tokenizer, vocabulary_of
 from tandemrt.engines.validation.errors import BadBundle, BadCheckpoint, clipped
 from tandemrt.engines.validation.system_errors import system_advice
 from tandemrt.export.bundle.gguf import with_unpacked_gguf
-from tandemrt.export.bundle.graphs import further_ranks, graphs
+from tandemrt.export.bundle.graphs import further_ranks, graphs, weightless
 from tandemrt.export.bundle.kernels import compile_into, kernels_for
 from tandemrt.export.bundle.models import Model, Models
 from tandemrt.export.bundle.opened_head import DraftHead
@@ -45,7 +46,7 @@ from tandemrt.export.bundle.tokenizer_file import TOKENIZER_FILE, quick_form
 from tandemrt.export.bundle.vision import ROLE as VISION
 from tandemrt.export.bundle.vision import open_tower
 from tandemrt.export.bundle.written_weights import WeightsWriter
-from tandemrt.export.compile.backends import DEFAULTS, CompileOptions, compile_graph, is_cut
+from tandemrt.export.compile.backends import DEFAULTS, CompiledEngine, CompileOptions, compile_graph, is_cut
 from tandemrt.export.quantize.columns import write_shards
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.hub import resolve_checkpoints
@@ -122,6 +123,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         for checkpoint in recipe.checkpoints().values():
             reading.enter_context(locked(checkpoint, shared=True))  # `models rm` removes no locked folder
         check_destination(out, recipe.name, force=force)  # another build may have finished since the first check
+        beside = _compiled_beside(recipe, models, folder, reading)
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
             tower = None if tower is None else tower.placed(folder / VISION)
@@ -142,7 +144,8 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         for graph in (*graphs(recipe, models), *(() if tower is None else (tower.graph(recipe.limits.length),))):
             cut = is_cut(graph, recipe)
             with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
-                compiled = compile_graph(graph, recipe, folder, compiling)
+                begun_before = beside.get(graph.name)
+                compiled = begun_before.result() if begun_before else compile_graph(graph, recipe, folder, compiling)
             engines[graph.name], rewrites[graph.name] = compiled.engine, compiled.rewrites
             notes += compiled.notes
         ranks: list[EngineEntry] = []
@@ -193,6 +196,24 @@ class _Clock:
         self.steps.append(BuildStep(title, time.perf_counter() - start))
 
 
+def _compiled_beside(
+    recipe: Recipe, models: Models, folder: Path, reading: ExitStack
+) -> dict[EngineName, SharedWork[CompiledEngine]]:
+    """Begin to compile the graphs without weights on a CPU, while weights are written; ``reading`` waits for it."""
+    if not models[0].on_cpu:
+        return {}
+    works = {
+        graph.name: SharedWork(partial(compile_graph, graph, recipe, folder)) for graph in weightless(recipe, models)
+    }
+
+    def run() -> None:
+        for work in works.values():
+            work.run()
+
+    reading.callback(begun(run).result)
+    return works
+
+
 def _place_sources(models: Models, folder: Path) -> None:
     for model in models:
         (folder / model.role).mkdir()
@@ -234,8 +255,12 @@ def _split(target: Model, ranks: int, folder: Path, progress: Callable[[str, int
 
 def _require_tokenizer(folder: Path, target: Model) -> None:
     """Raise BadCheckpoint unless the runtime can open the tokenizer in ``folder`` and its generation config."""
+    vocabulary = target.vocabulary
+    original, copy = vocabulary.folder / TOKENIZER_FILE, folder / TOKENIZER_FILE
+    is_same = original.is_file() and copy.is_file() and filecmp.cmp(original, copy, shallow=False)
     try:
-        open_tokenizer(folder, target.spec.vocab)
+        tokenizer = load_tokenizer(folder, read=(lambda: vocabulary.opened) if is_same else None)
+        vocabulary_of(tokenizer, folder, target.spec.vocab)
         recommended(folder)
     except BadBundle as error:
         raise BadCheckpoint(f"checkpoint {target.checkpoint.folder}: {error}") from error

@@ -29,6 +29,14 @@ def graphs(recipe: Recipe, models: Models) -> list[Graph]:
     return [
         _decoder(target, recipe, lowering, width, features=_features(drafts), shard=shard),
         *(graph for draft in drafts for graph in _draft(draft, recipe, lowering, width)),
+        *weightless(recipe, models),
+    ]
+
+
+def weightless(recipe: Recipe, models: Models) -> list[Graph]:
+    """Return the graphs that have no weights of ``models``: adjust, verify, and propose if a model drafts."""
+    target, drafts, width = models[0], models[1:], models[0].spec.vocab
+    return [
         _weightless("adjust", target, contract.adjust, build_adjust, width),
         _weightless("verify", target, contract.verify, build_verify, width, draft_probs=False),
         _weightless("verify_probs", target, contract.verify, build_verify, width, draft_probs=True),

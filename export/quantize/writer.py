@@ -82,20 +82,23 @@ class _Blocks:
     def __init__(self, stream: RawIOBase) -> None:
         self.size = 0  # bytes written
         self._stream = stream
-        self._block = bytearray()
+        self._block = memoryview(bytearray(_BLOCK))
 
     def write(self, data: bytes) -> None:
-        self.size += len(data)
         view = memoryview(data)
-        while len(self._block) + len(view) >= _BLOCK:
-            missing = _BLOCK - len(self._block)
-            self._block += view[:missing]
-            view = view[missing:]
-            self.flush()
-        self._block += view
+        while view:
+            begin = self.size % _BLOCK
+            some = view[: _BLOCK - begin]
+            self._block[begin : begin + len(some)] = some
+            self.size += len(some)
+            view = view[len(some) :]
+            if self.size % _BLOCK == 0:
+                self._write_block(_BLOCK)
 
     def flush(self) -> None:
-        view = memoryview(self._block)
+        self._write_block(self.size % _BLOCK)
+
+    def _write_block(self, size: int) -> None:
+        view = self._block[:size]
         while view:
             view = view[self._stream.write(view) :]
-        self._block = bytearray()

@@ -1,19 +1,19 @@
-"""Rotary position embedding: the frequencies of each scaling rule, bit-identical to ``transformers``.
+"""Rotary position embedding: the frequencies of each scaling rule, rounded where ``transformers`` rounds.
 
-The float32 roundings are part of the definition, because models were trained with them: at position 100,000 the last
-bit of a frequency changes the angle visibly.
+The float32 roundings are part of the definition, because models were trained with them: those of an exponent change the
+last four bits of a frequency. Powers are rounded exactly. torch's differ by one unit in the last place, one in forty.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.read.fields import Fields
 from tandemrt.export.read.layer_kinds import without_mtp
-from tandemrt.export.read.rope_scaling import llama3, longrope, yarn
+from tandemrt.export.read.rope_scaling import llama3, longrope, powers, yarn
 
 _YARN = {"deepseek_yarn": 0.1, "telechat3-yarn": 0.07}  # further names, with the factor of the sharper attention
 _NAMES = ("rope_scaling", "rope_parameters", "rope_theta")  # rope_parameters overrides rope_scaling
@@ -164,6 +164,7 @@ def _object(config: Fields, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
+@np.errstate(all="ignore")  # a config's numbers can be extreme
 def _read(
     config: Fields, parameters: Mapping[str, Any], head_dim: int, max_length: int, rules: RopeRules, length: int
 ) -> Rope:
@@ -174,8 +175,8 @@ def _read(
     # A proportional rule has frequencies for the complete head, of which the last ones are 0.
     rotated = head_dim if kind == "proportional" else _rotated(config, fields, head_dim, rules)
     theta = fields.number("rope_theta", rules.default["rope_theta"])
-    steps = torch.arange(0, rotated, 2, dtype=torch.int64).float() / rotated
-    kept = 1.0 / theta**steps
+    waves = powers(theta, rotated)
+    kept = np.reciprocal(waves)
     plain = Rope(
         "default" if kind == "mrope" else kind,
         theta,
@@ -189,10 +190,9 @@ def _read(
             frequencies = kept
         case "proportional":
             pairs = int(_share(fields) * head_dim // 2)
-            frequencies = torch.cat([kept[:pairs], torch.zeros(head_dim // 2 - pairs)])
-            frequencies /= fields.number("factor", 1.0)
+            frequencies = np.pad(kept[:pairs], (0, head_dim // 2 - pairs)) / np.float32(fields.number("factor", 1.0))
         case "linear":
-            frequencies = kept / fields.number("factor")
+            frequencies = kept / np.float32(fields.number("factor"))
         case "llama3":
             frequencies = llama3(fields, kept, max_length)
         case "yarn" if "short_factor" not in parameters:
@@ -206,11 +206,11 @@ def _read(
                 ) from error
             plain = replace(plain, magnitude=magnitude, extended_length=extended_length, **_query_scale(fields))
         case "longrope" | "su" | "yarn":
-            frequencies, magnitude = longrope(config, fields, theta**steps, max_length, length)
+            frequencies, magnitude = longrope(config, fields, waves, max_length, length)
             plain = replace(plain, kind="longrope", magnitude=magnitude)
         case "dynamic" if fields.get("alpha") is not None:  # theta is scaled once, for any length
             base = theta * fields.number("alpha") ** (rotated / (rotated - 2))
-            frequencies = 1.0 / base**steps
+            frequencies = np.reciprocal(powers(base, rotated))
             for name, value in (("factor", 1.0), ("mscale", 1.0), ("mscale_all_dim", 1.0)):
                 fields.only(name, value)
             fields.skip("beta_fast", "beta_slow")

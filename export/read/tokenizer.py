@@ -8,7 +8,7 @@ from typing import Any
 
 from tandemrt.engines.bundle.manifest import ReasoningDelimiters
 from tandemrt.engines.recipe.recipe import Reasoning
-from tandemrt.engines.text.tokenizer import read_tokenizer
+from tandemrt.engines.text.tokenizer import Tokenizer, read_tokenizer
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest, clipped, quoted
 from tandemrt.export.read.converted_tokenizer import conversion_notes, tokenizer_folder
 from tandemrt.export.read.delimiters import DelimiterEncoder
@@ -46,8 +46,13 @@ class CheckpointTokenizer:
 
     checkpoint: Path
     folder: Path
-    tokenizer: Any
+    opened: Tokenizer
     size: int
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of the library ``tokenizers``."""
+        return self.opened.backend
 
     @classmethod
     def open(cls, checkpoint: Path) -> "CheckpointTokenizer":
@@ -55,12 +60,11 @@ class CheckpointTokenizer:
         folder = tokenizer_folder(checkpoint)
         path = folder / "tokenizer.json"
         try:
-            tokenizer = read_tokenizer(folder).backend
+            tokenizer = read_tokenizer(folder)
         except Exception as error:  # the library raises bare Exception
             raise BadCheckpoint(f"{path} must be a tokenizer: {clipped(error)}; download it again") from error
-        return cls(
-            checkpoint, folder, tokenizer, max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        )
+        ids = tokenizer.backend.get_vocab(with_added_tokens=True).values()
+        return cls(checkpoint, folder, tokenizer, max(ids, default=-1) + 1)
 
     def notes(self, config: Mapping[str, Any]) -> list[str]:
         """Return notes on texts that transformers would split differently; ``config`` is the checkpoint's."""

@@ -35,20 +35,23 @@ def interleaved(integers: npt.NDArray[np.uint8], bits: int = 4) -> npt.NDArray[n
     """
     width, inner = integers.shape
     tiles, nbytes = interleaved_shape(width, inner, bits)
-    padded = np.zeros((tiles * OUTPUTS, nbytes // step_bytes(bits) * STEP), np.uint8)
-    padded[:width, :inner] = integers
-    # A word is a run of an output: numpy moves it faster than its four bytes.
-    words = padded.view(np.uint32).reshape(tiles, OUTPUTS, -1).transpose(0, 2, 1)
-    runs = np.ascontiguousarray(words).reshape(tiles, -1, RUNS, OUTPUTS)
+    steps = nbytes // step_bytes(bits)
+    padded = integers
+    if integers.shape != (tiles * OUTPUTS, steps * STEP) or not integers.flags.c_contiguous:
+        padded = np.zeros((tiles * OUTPUTS, steps * STEP), np.uint8)
+        padded[:width, :inner] = integers
+    # A word is a run of an output. With the runs first, numpy computes with long stretches of memory.
+    runs = np.ascontiguousarray(padded.view(np.uint32).reshape(tiles, OUTPUTS, steps, RUNS).transpose(3, 0, 2, 1))
     if bits == 8:
-        return runs.view(np.uint8).reshape(tiles, nbytes)
-    parts = [runs[:, :, 0::2] & _LOW_HALVES | (runs[:, :, 1::2] & _LOW_HALVES) << _FOUR]
+        return np.ascontiguousarray(runs.transpose(1, 2, 0, 3)).view(np.uint8).reshape(tiles, nbytes)
+    packed = np.empty((tiles, steps, bits, OUTPUTS), np.uint32)
+    planes = packed.transpose(2, 0, 1, 3)
+    planes[: RUNS // 2] = runs[0::2] & _LOW_HALVES | (runs[1::2] & _LOW_HALVES) << _FOUR
     if more := bits - 4:
-        shifts = np.arange(0, 8, more, dtype=np.uint8)[:, None]
-        upper = runs >> _FOUR & _LOW_HALVES
-        planes = upper.reshape(tiles, runs.shape[1], -1, len(shifts), OUTPUTS) << shifts
-        parts.append(np.bitwise_or.reduce(planes, axis=3))
-    return np.concatenate(parts, axis=2).view(np.uint8).reshape(tiles, nbytes)
+        shifts = np.arange(0, 8, more, dtype=np.uint32)[:, None, None, None]
+        upper = (runs >> _FOUR & _LOW_HALVES).reshape(more, -1, *runs.shape[1:])
+        planes[RUNS // 2 :] = np.bitwise_or.reduce(upper << shifts, axis=1)
+    return packed.view(np.uint8).reshape(tiles, nbytes)
 
 
 def deinterleaved(packed: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
