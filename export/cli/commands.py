@@ -16,11 +16,6 @@ from tandemrt.engines.validation.errors import BadRequest, quoted
 export = typer.Typer(help="Build bundles from checkpoints, and look into them.", no_args_is_help=True)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the ``export`` commands to the project's command line."""
-    app.add_typer(export, name="export")
-
-
 @export.command()
 def build(
     model: Annotated[

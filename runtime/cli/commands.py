@@ -1,4 +1,4 @@
-"""The commands that use a bundle: run, chat, serve, batch, bench, calibrate, check, models, doctor."""
+"""The commands ``tandemrt bench`` and ``tandemrt doctor``."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.build_options import BuildOptions
-from tandemrt.engines.options.command_options import CommandWithSections, takes_options
+from tandemrt.engines.options.command_options import takes_options
 from tandemrt.engines.options.options import OpeningOptions, RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
 from tandemrt.engines.text.tokenizer import read_chat_templates
@@ -29,13 +29,6 @@ from tandemrt.runtime.cli.arguments import (
     read_prompts,
     require_bundle_fit,
 )
-from tandemrt.runtime.cli.batch import batch
-from tandemrt.runtime.cli.calibrate import calibrate
-from tandemrt.runtime.cli.chat import chat
-from tandemrt.runtime.cli.check import check
-from tandemrt.runtime.cli.models import models
-from tandemrt.runtime.cli.run import run
-from tandemrt.runtime.cli.serve import serve
 from tandemrt.runtime.llm.on_demand import bundle_folder
 
 if TYPE_CHECKING:
@@ -51,14 +44,6 @@ BENCH_PROMPTS = Path(__file__).with_name("bench_prompts.jsonl")
 
 # Importing the runtime takes seconds. Commands import it after they have validated their arguments.
 console = Console()
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    for command in (run, chat, serve, batch, bench, calibrate, check):
-        app.command(cls=CommandWithSections)(command)
-    app.add_typer(models, name="models")
-    app.command()(doctor)
 
 
 @takes_options(leave_out=("queue_limit", "profile"))  # the queue must hold all requests; host times are always measured

@@ -13,19 +13,7 @@ from tandemrt.engines.options.vllm_names import own_name
 from tandemrt.engines.validation.errors import TandemError, named
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.engines.validation.system_errors import system_advice
-from tandemrt.export.cli import commands as export
-from tandemrt.runtime.cli import commands as runtime
-
-app = typer.Typer(
-    help="Compile a draft and a target language model into engines and run them in tandem.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # rich's tables leave 20 of 80 columns for the text
-    context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": own_name},
-)
-export.register(app)
-runtime.register(app)
-
+from tandemrt.runtime.cli.register import MODULES, register
 
 EXTRAS = {"torch": "build", "onnxruntime": "cpu"}  # packages that some commands need, and the extra that brings them
 
@@ -36,7 +24,6 @@ def _print_version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
@@ -45,11 +32,29 @@ def _options(
     pass
 
 
+def application(only: str | None = None) -> typer.Typer:
+    """Return the command line with all commands, or ``only`` one: reading all takes longer than some commands."""
+    app = typer.Typer(
+        help="Compile a draft and a target language model into engines and run them in tandem.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # rich's tables leave 20 of 80 columns for the text
+        context_settings={"help_option_names": ["-h", "--help"], "token_normalize_func": own_name},
+        callback=_options,
+    )
+    if only is None:
+        from tandemrt.export.cli.commands import export
+
+        app.add_typer(export, name="export")
+    register(app, only)
+    return app
+
+
 def main() -> None:
     """Run the command line. Prints a TandemError, what to install, or what the system lacks; exits with code 2 then."""
     _open_closed_streams()
     try:
-        app()
+        application(sys.argv[1] if sys.argv[1:] and sys.argv[1] in MODULES else None)()
     except TandemError as error:
         _fail(f"{type(error).__name__}: {error}")
     except ModuleNotFoundError as error:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tandemrt.cli import app
 from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.recipe import Recipe
@@ -16,6 +15,7 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.check.invariance import check_invariance
 from tandemrt.runtime.requests.running import RunningRequest
+from tests.command_line import app
 from tests.makers import tiny_checkpoint, write_recipe
 
 PROMPTS = [[3, 9, 27], [5] * 80, list(range(20, 60)), list(range(40, 10, -1)), [1]]

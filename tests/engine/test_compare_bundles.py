@@ -6,7 +6,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tandemrt.cli import app
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.recipe import Recipe
@@ -15,6 +14,7 @@ from tandemrt.export.bundle.build import build
 from tandemrt.runtime.check.compare_bundles import TextScores, compare_bundles, compare_scores, shared_tokens
 from tandemrt.runtime.check.result import CheckResult
 from tandemrt.runtime.check.run import check_bundle
+from tests.command_line import app
 from tests.makers import tiny_checkpoint, write_recipe
 
 TEXT = "the box and the pine " * 9

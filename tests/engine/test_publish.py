@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from tandemrt.cli import app
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest
 from tandemrt.export.bundle.build import build
@@ -21,6 +20,7 @@ from tandemrt.export.quantize.stored_weights import read_low_bit, read_matrix
 from tandemrt.export.quantize.writer import Entry, _Blocks, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.quantization.config import read_quantization
+from tests.command_line import app
 from tests.engine.decoding import make_checkpoint
 from tests.engine.quantized import SIZES
 from tests.makers import tiny_checkpoint, tiny_hybrid, write_recipe

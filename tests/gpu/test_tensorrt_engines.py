@@ -17,13 +17,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from tandemrt.cli import app
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BackendUnavailable
 from tandemrt.export.bundle.build import build
 from tandemrt.plugins.tensorrt.modules import load
+from tests.command_line import app
 from tests.engine.draft_kinds import EAGLE3, SIZES
 from tests.gpu.rounds import MIXED, answered, by_graphs_and_eagerly, output_of
 from tests.makers import tiny_checkpoint, write_recipe

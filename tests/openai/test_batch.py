@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tandemrt.cli import app
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, Closed
 from tandemrt.runtime.servers.batch.answers import BatchAnswer, batch_engine
@@ -19,6 +18,7 @@ from tandemrt.runtime.servers.batch.lines import BatchLine
 from tandemrt.runtime.servers.batch.run import run_batch
 from tandemrt.runtime.servers.http.server import open_models
 from tandemrt.runtime.servers.openai.served_models import Models
+from tests.command_line import app
 from tests.openai.client import EXAMPLES, Served, asking
 from tests.waiting import PATIENCE_S, eventually
 

@@ -15,7 +15,7 @@ import pytest
 import typer
 
 from tandemrt import LLM, SamplingParams, StructuredOutputs
-from tandemrt.cli import app
+from tests.command_line import app
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.pages.blocks import BLOCKS, PAGES, ROOT, Block, block, blocks_of
 from tests.waiting import PATIENCE_S

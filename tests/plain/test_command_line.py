@@ -13,7 +13,6 @@ import typer
 from typer.testing import CliRunner
 
 from tandemrt import __version__, cli
-from tandemrt.cli import app
 from tandemrt.engines.options.command_options import (
     ADVANCED,
     BUILDING,
@@ -27,6 +26,8 @@ from tandemrt.engines.options.command_options import (
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadBundle, BadRequest
 from tandemrt.runtime.cli.arguments import read_prompts
+from tandemrt.runtime.cli.register import MODULES
+from tests.command_line import app
 
 
 def panels(command: str) -> dict[str, list[str]]:
@@ -197,6 +198,13 @@ def run_in_shell(command: str) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_a_command_is_read_without_the_others(name: str) -> None:
+    alone, among_all = (typer.main.get_command(each) for each in (cli.application(name), app))
+    assert {*alone.commands} == {name}  # type: ignore[attr-defined]
+    assert name in among_all.commands  # type: ignore[attr-defined]
+
+
 def test_a_full_disk_is_one_message_that_names_it() -> None:
     code, _, errors = run_in_shell('"$0" -c "$1" --version > /dev/full')
     assert (code, len(errors.splitlines())) == (2, 1)
@@ -226,7 +234,7 @@ def test_errors_of_the_system_say_what_to_do_and_bugs_stay_tracebacks(
     def fail() -> None:
         raise error
 
-    monkeypatch.setattr(cli, "app", fail)
+    monkeypatch.setattr(cli, "application", lambda _only: fail)
     with pytest.raises(type(error) if advice is None else SystemExit):
         cli.main()
     printed = capsys.readouterr().err

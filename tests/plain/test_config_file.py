@@ -9,11 +9,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from tandemrt.cli import app as tandemrt
 from tandemrt.engines.options.command_options import CommandWithSections, takes_options
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.options.vllm_names import ADVICE, ALIASES, own_name
 from tandemrt.engines.validation.errors import BadRequest
+from tests.command_line import app as tandemrt
 
 COMMANDS = Path(__file__).parents[2] / "docs" / "commands.md"
 

@@ -7,7 +7,6 @@ from types import ModuleType
 import pytest
 from typer.testing import CliRunner
 
-from tandemrt.cli import app
 from tandemrt.engines.recipe import backend_status
 from tandemrt.engines.recipe.backend_status import BackendStatus
 from tandemrt.engines.recipe.tensorrt import TensorRt
@@ -15,6 +14,7 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli import doctor
 from tandemrt.runtime.device.backends.tensorrt import opener
+from tests.command_line import app
 
 
 @pytest.fixture

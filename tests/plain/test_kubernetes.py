@@ -6,9 +6,9 @@ from typing import Any
 import typer
 import yaml
 
-from tandemrt.cli import app
 from tandemrt.runtime.servers.http.config import KEY_VARIABLE
 from tandemrt.runtime.servers.http.server import FLUSH_S
+from tests.command_line import app
 
 MANIFEST = Path(__file__).parents[2] / "docs" / "kubernetes.yaml"
 

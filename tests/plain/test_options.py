@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemrt import LLM
-from tandemrt.cli import app
 from tandemrt.engines.bundle.manifest import Limits
 from tandemrt.engines.options.command_options import help_of
 from tandemrt.engines.options.deployment import Deployment
@@ -31,6 +30,7 @@ from tandemrt.engines.options.text_options import OptionsFromText
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.cli.server_options import option_name
 from tandemrt.runtime.servers.http.config import ServerConfig
+from tests.command_line import app
 
 FIELDS = RuntimeOptions.model_fields
 GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"

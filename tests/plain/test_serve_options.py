@@ -8,13 +8,13 @@ from typing import Any, NoReturn
 import pytest
 from typer.testing import CliRunner
 
-from tandemrt.cli import app
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.cli import serve
 from tandemrt.runtime.servers.http import addresses
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tandemrt.runtime.servers.http.connections import allow_connections
+from tests.command_line import app
 from tests.plain.test_bundle import write_bundle
 
 # field of the configuration: the option, the value it is given, and what the field becomes
