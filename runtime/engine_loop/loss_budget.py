@@ -3,8 +3,9 @@
 _SHARE = 0.006  # of a round without drafts: what each round may lose in the long run
 _DECAY = 0.95  # of recent rounds, per round
 _AT_FIRST, _MOST = 3.0, 12.0  # rounds that may be lost at first, and after drafts that earned more than they cost
-# The same where drafters catch up with tokens that they missed: estimates are coarser, and trials cost more.
-_SHARE_WITH_MISSED, _MOST_WITH_MISSED = 0.004, 5.0
+# The same where drafters catch up with tokens that they missed: estimates are coarser, and trials cost more. There each
+# text begins with no more than the first has, because texts are few and their drafts differ.
+_SHARE_WITH_MISSED, _FIRST_WITH_MISSED, _MOST_WITH_MISSED = 0.004, 1.8, 5.0
 
 
 class LossBudget:
@@ -17,8 +18,15 @@ class LossBudget:
     def __init__(self, *, misses: bool) -> None:
         """``misses``: whether the drafter must catch up with tokens of rounds that do not draft."""
         self._share, self._most = (_SHARE_WITH_MISSED, _MOST_WITH_MISSED) if misses else (_SHARE, _MOST)
-        self._left = _AT_FIRST
+        self._at_first = _FIRST_WITH_MISSED if misses else _AT_FIRST
+        self._left = self._at_first
+        self._misses = misses
         self._tokens = self._rounds = 1.0
+
+    def begin_text(self) -> None:
+        """Let a text begin: what earlier ones have earned is not lost to its drafts."""
+        if self._misses:
+            self._left = min(self._left, self._at_first)
 
     @property
     def spent(self) -> bool:

@@ -345,10 +345,10 @@ def test_useless_drafts_lose_little_however_much_their_drafter_has_missed() -> N
     """A late trial would make it process all of a long text."""
     windows, running = DraftWindowPlanner(4, 4, adaptive=True, missed_cost=0.1, token_cost=0.5), make_running([1])
     windows.join(running)
-    assert planned(windows, running, [False] * 400)[1] < 5
+    assert planned(windows, running, [False] * 400)[1] < 4
 
 
-@pytest.mark.parametrize("rejected", [1, 2, 3])
+@pytest.mark.parametrize("rejected", [1, 2])
 def test_a_first_text_whose_first_tokens_are_rejected_gets_drafts_all_the_same(rejected: int) -> None:
     """A small model seldom guesses the first word of an answer, and often those after it."""
     windows = DraftWindowPlanner(4, 4, adaptive=True, missed_cost=0.2, token_cost=0.53)
@@ -359,15 +359,14 @@ def test_a_first_text_whose_first_tokens_are_rejected_gets_drafts_all_the_same(r
 
 
 def test_a_text_that_begins_hard_is_soon_tried_again_on_a_host() -> None:
-    """If earlier texts have earned more than drafts may lose at first."""
     windows = DraftWindowPlanner(4, 4, adaptive=True, missed_cost=0.1, token_cost=0.5)
     windows.join(easy := make_running([1]))
     assert planned(windows, easy, [True] * 20)[1] < 0
     easy.finish(Finish("stop"))
     windows.leave(0)
     windows.join(hard := make_running([1]))
-    chosen, _ = planned(windows, hard, [False] * 3 + [True] * 30)
-    assert all(any(chosen[at : at + 5]) for at in range(28))
+    chosen, _ = planned(windows, hard, [False] * 2 + [True] * 30)
+    assert all(any(chosen[at : at + 5]) for at in range(27))
     assert chosen[-1] >= 3
 
 

@@ -204,6 +204,15 @@ def test_windows_of_experts_are_nearly_as_fast_as_the_best_one_although_rounds_a
     assert reached >= 0.98 * fixed[0], "speculation costs next to nothing where it does not pay"
 
 
+@pytest.mark.parametrize("before", [None, USEFUL, USELESS])
+def test_a_text_of_useless_drafts_on_a_cpu_loses_one_percent_at_most(before: Chances | None) -> None:
+    costs = MEASURED["CPU, a pair", 1]
+    windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=0.65)
+    if before is not None:
+        speed(windows, 1, costs, [before], most=5 * LENGTH)
+    assert speed(windows, 1, costs, [USELESS], most=LENGTH) >= 0.99
+
+
 @pytest.mark.parametrize("rounds", [name for name, (rows, _) in ROUNDS.items() if rows == 1])
 def test_a_request_unlike_earlier_ones_loses_little(rounds: str) -> None:
     rows, costs = ROUNDS[rounds]
