@@ -11,7 +11,7 @@ from tests.host_kernels.translate import HOST, translated
 
 # Of headers, in functions that these kernels do not call; they end the process.
 UNUSED = {"ex2.approx.ftz.f32", "rcp.approx.ftz.f32", "lg2.approx.f32", "max.bf16x2", "max.f16x2", "{", "prmt.b32"}
-UNUSED |= {"atom.add.acq_rel.gpu.global.u32", "ld.relaxed.gpu.global.u32", "ld.relaxed.gpu.global.v4.u32"}
+UNUSED |= {"atom.add.acq_rel.gpu.global.u32", "cp.async.cg.shared.global.L2::256B", "cp.async.ca.shared.global"}
 
 
 @pytest.mark.parametrize("name", [*GROUPS, *EXPERTS])
