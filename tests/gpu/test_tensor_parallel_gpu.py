@@ -246,7 +246,8 @@ def test_drafts_change_no_text_of_any_kind_of_target(tmp_path: Path, kind: str) 
         if invariant:
             check_invisible(llm, requests)
         else:  # bits depend on the calls, which differ once prompts are cached
-            drive(llm, requests)
+            lengths = [len(output.token_ids) for output in drive(llm, requests)]
+            assert lengths[: -len(MIXED)] == [40] * (len(requests) - len(MIXED))
         prompt, greedy = [*range(66), 7], SamplingParams(max_tokens=6, temperature=0)
         first, again = (llm.generate(prompt, greedy) for _ in range(2))
         assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 64)
