@@ -243,12 +243,21 @@ class LLM:
             self._loop_thread.submit(*queued, block=False)
         return queued[0].request
 
-    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True, client: Client = UNNAMED) -> list[int]:
+    def tokenize(
+        self,
+        prompt: Prompt,
+        *,
+        add_special_tokens: bool = True,
+        client: Client = UNNAMED,
+        cache_salt: str | None = None,
+    ) -> list[int]:
         """Return the token ids that a text or chat has as a prompt, also of one that is too long for the engine.
 
-        ``add_special_tokens``: whether a text gets its begin and end tokens. Raises BadRequest.
+        ``add_special_tokens``: whether a text gets its begin and end tokens. ``cache_salt``: only prompts of one salt
+        share images. Raises BadRequest.
         """
-        return self._admission.tokenize(prompt, add_special_tokens=add_special_tokens, client=client)
+        special = add_special_tokens
+        return self._admission.tokenize(prompt, add_special_tokens=special, client=client, salt=cache_salt)
 
     def cancel(self, request: Request) -> None:
         """End a request and its ``others``; each finishes with "cancelled" within a round, unless it has finished."""

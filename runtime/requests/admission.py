@@ -87,9 +87,9 @@ class Admission:
         self._grammars: GrammarLibrary | None = None
         self._closed = False
 
-    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool, client: Client) -> list[int]:
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool, client: Client, salt: str | None) -> list[int]:
         """Return the token ids of a prompt. Raises BadRequest."""
-        return self._prompts.tokenize(prompt, add_special_tokens=add_special_tokens, client=client)
+        return self._prompts.tokenize(prompt, add_special_tokens=add_special_tokens, client=client, salt=salt)
 
     def admit(
         self,

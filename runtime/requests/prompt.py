@@ -140,12 +140,14 @@ class PromptReader:
             raise BadRequest(f"prompt: token ids must be in 0..{self._valid_tokens - 1}, received {quoted(outside)}")
         return ids, images
 
-    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True, client: Client = UNNAMED) -> list[int]:
+    def tokenize(
+        self, prompt: Prompt, *, add_special_tokens: bool = True, client: Client = UNNAMED, salt: str | None = None
+    ) -> list[int]:
         """Return the token ids of a prompt with any number of tokens, otherwise as ``read``.
 
         ``add_special_tokens``: whether a text gets its begin and end tokens.
         """
-        return self._encode(prompt, partial(self._in_worker, client, None), add_special_tokens)[0]
+        return self._encode(prompt, partial(self._in_worker, client, None), add_special_tokens, salt=salt)[0]
 
     def _encode(
         self, prompt: Prompt, in_worker: InWorker, add_special_tokens: bool = True, *, salt: str | None = None

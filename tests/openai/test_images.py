@@ -15,6 +15,7 @@ from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.requests.images import ImageReader, ImageSource, InWorker
 from tandemrt.runtime.servers.http.app import Models, create_app
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.makers import tiny_vision, write_recipe
@@ -24,13 +25,16 @@ from tests.openai.test_chat_page import browser, opened, say
 
 
 @pytest.fixture(scope="module")
-def http(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Models]:
     folder = tmp_path_factory.mktemp("vision")
     recipe = write_recipe(folder / "vision.toml", target=tiny_vision(folder / "target"), length=200)
-    with (
-        LLM(build(Recipe.load(recipe), folder / "bundle").folder, prefix_caching=False) as llm,
-        TestClient(create_app(Models({"vision": llm}, 0), ServerConfig())) as client,
-    ):
+    with LLM(build(Recipe.load(recipe), folder / "bundle").folder, prefix_caching=False) as llm:
+        yield Models({"vision": llm}, 0)
+
+
+@pytest.fixture(scope="module")
+def http(models: Models) -> Iterator[TestClient]:
+    with TestClient(create_app(models, ServerConfig())) as client:
         yield client
 
 
@@ -80,6 +84,30 @@ def test_every_api_reads_an_image_alike(http: TestClient) -> None:
     parts = [part for item in responses["output"] for part in item["content"]]
     assert "".join(part["text"] for part in parts) == expected
     assert "".join(block.get("thinking", "") + block.get("text", "") for block in messages["content"]) == expected
+
+
+def test_token_counts_share_images_as_completions_do(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time to count tells a client that another one has sent an image."""
+    real, salts = ImageReader.read, list[str | None]()
+
+    def read(reader: ImageReader, image: ImageSource, in_worker: InWorker, salt: str | None = None) -> list[Any]:
+        salts.append(salt)
+        return real(reader, image, in_worker, salt)
+
+    monkeypatch.setattr(ImageReader, "read", read)
+    url = data_url("green")
+    messages = [{"role": "user", "content": [image_part(url), {"type": "text", "text": "?"}]}]
+    image = {"type": "image", "source": {"type": "url", "url": url}}
+    blocks = [{"role": "user", "content": [image, {"type": "text", "text": "?"}]}]
+    with TestClient(create_app(models, ServerConfig(salt_cache_by="key"))) as salted:
+        for key in ("a", "b"):
+            salted.headers["Authorization"] = f"Bearer {key}"
+            assert chat(salted, url).status_code == 200
+            assert salted.post("/tokenize", json={"messages": messages}).status_code == 200
+            assert salted.post("/v1/messages/count_tokens", json={"messages": blocks}).status_code == 200
+    assert None not in salts
+    assert salts[0] != salts[3]
+    assert salts == [salts[0]] * 3 + [salts[3]] * 3
 
 
 def test_the_clients_of_every_api_send_images(http: TestClient) -> None:

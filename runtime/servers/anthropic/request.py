@@ -171,9 +171,9 @@ def _tool_choice(choice: ToolChoice) -> str | dict[str, Any]:
     return _CHOICES[choice.type]
 
 
-def count_tokens(body: Mapping[str, Any], llm: LLM, client: Client) -> dict[str, Any]:
-    """Return the number of tokens of a request's prompt. Raises BadRequest."""
+def count_tokens(body: Mapping[str, Any], llm: LLM, client: Client, salt: str | None) -> dict[str, Any]:
+    """Return the number of tokens of a request's prompt. Raises BadRequest. ``salt``: see LLM.tokenize."""
     parsed = parse_messages_request(body, llm.tokenizer.chat_templates)
     prompt, _ = without_unread(parsed.prompt, llm.tokenizer, parsed.field_names)
     with client_names(parsed.field_names):
-        return {"input_tokens": len(llm.tokenize(prompt, client=client))}
+        return {"input_tokens": len(llm.tokenize(prompt, client=client, cache_salt=salt))}

@@ -21,7 +21,7 @@ from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.servers.anthropic.request import count_tokens
 from tandemrt.runtime.servers.http.async_stream import AsyncAnswer, EventNotifier
 from tandemrt.runtime.servers.http.body import BodyBudget, read_body
-from tandemrt.runtime.servers.http.cache_salts import salted
+from tandemrt.runtime.servers.http.cache_salts import client_salt, salted
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tandemrt.runtime.servers.http.connections import client_network
 from tandemrt.runtime.servers.http.dashboard import LiveTraces, dashboard
@@ -217,11 +217,12 @@ async def _generate(request: Request, models: Models, endpoint: Endpoint, config
 async def _convert(
     request: Request,
     models: Models,
-    convert: Callable[[Mapping[str, Any], LLM, Client], dict[str, Any]],
+    convert: Callable[[Mapping[str, Any], LLM, Client, str | None], dict[str, Any]],
     config: ServerConfig,
 ) -> Response:
     """Answer a request that needs a model's tokenizer only, outside the event loop."""
     state, client = request.app.state, Client(_network(request))
+    salt = client_salt(config.salt_cache_by, request, client.name)
     with state.bodies.share(client.name) as share:
         body = await read_body(request, share, config.max_body, config.body_timeout_s)
         with closing(_ClientWatch(request)) as watch:
@@ -229,7 +230,7 @@ async def _convert(
 
         def converted() -> Response:
             fields = parse_json(body)
-            return json_response(convert(fields, models.requested(fields)[1], client))
+            return json_response(convert(fields, models.requested(fields)[1], client, salt))
 
         response: Response = await asyncio.wrap_future(state.threads.submit(client, converted))
         return response

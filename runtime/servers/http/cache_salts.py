@@ -1,4 +1,4 @@
-"""Keep the prefix cache of a client to itself: else ``cached_tokens`` tells what other clients have sent."""
+"""Keep what is cached of a client to itself: else ``cached_tokens``, or time, tells what other clients have sent."""
 
 import hashlib
 
@@ -13,9 +13,15 @@ def salted(params: SamplingParams, by: SaltBy | None, request: Request, network:
 
     A request's own ``cache_salt`` applies within its client.
     """
+    salt = client_salt(by, request, network, params.cache_salt)
+    return params if by is None else params.model_copy(update={"cache_salt": salt})
+
+
+def client_salt(by: SaltBy | None, request: Request, network: str, own: str | None = None) -> str | None:
+    """Return the salt of the client, within which the request's ``own`` applies; None: there is none."""
     if by is None:
-        return params
+        return None
     headers = request.headers
     key = headers.get("authorization", "") or headers.get("x-api-key", "")
-    identity = repr((by, network if by == "address" else key, params.cache_salt))
-    return params.model_copy(update={"cache_salt": hashlib.sha256(identity.encode()).hexdigest()})
+    identity = repr((by, network if by == "address" else key, own))
+    return hashlib.sha256(identity.encode()).hexdigest()

@@ -40,14 +40,15 @@ class DetokenizeFields(Section):
     tokens: list[Annotated[int, Field(strict=True, ge=0)]]
 
 
-def tokenize(body: Mapping[str, Any], llm: LLM, client: Client) -> dict[str, Any]:
-    """Return the tokens of a text or chat, as a completion would read it. Raises BadRequest."""
+def tokenize(body: Mapping[str, Any], llm: LLM, client: Client, salt: str | None) -> dict[str, Any]:
+    """Return the tokens of a text or chat, as a completion with this ``cache_salt`` reads it. Raises BadRequest."""
     fields = _fields(TokenizeFields, body)
     prompt = _prompt(fields)
     names = {} if isinstance(prompt, str) else {"prompt": "messages"}
     prompt, warnings = without_unread(prompt, llm.tokenizer, names)
     with client_names(names):
-        ids = llm.tokenize(prompt, add_special_tokens=fields.add_special_tokens is not False, client=client)
+        special = fields.add_special_tokens is not False
+        ids = llm.tokenize(prompt, add_special_tokens=special, client=client, cache_salt=salt)
     return {
         "count": len(ids),
         "max_model_len": llm.bundle.limits.length,
@@ -57,7 +58,7 @@ def tokenize(body: Mapping[str, Any], llm: LLM, client: Client) -> dict[str, Any
     }
 
 
-def detokenize(body: Mapping[str, Any], llm: LLM, _client: Client) -> dict[str, Any]:
+def detokenize(body: Mapping[str, Any], llm: LLM, _client: Client, _salt: str | None) -> dict[str, Any]:
     """Return the text of token ids, special tokens included. Raises BadRequest."""
     tokens = _fields(DetokenizeFields, body).tokens
     if len(tokens) > llm.bundle.limits.length:
