@@ -1,7 +1,7 @@
 """Run the vision tower over images, each image once."""
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import lru_cache, partial
 from math import isqrt
 from typing import Any, TypeVar
@@ -43,8 +43,9 @@ class TowerRunner:
         # One thread, because the engine uses all cores, and always the same: onnxruntime prepares a GPU for each.
         self._thread = FairExecutor(1, "tandemrt-vision", most_blocked=0)
         # States are copied while the tower runs over the next image.
-        self._copies, self._copying = Streams(engine.device), ThreadPoolExecutor(1, "tandemrt-states")
-        self._last: Future[torch.Tensor] | None = None  # copy
+        self._copy_streams = Streams(engine.device)
+        self._copy_thread = FairExecutor(1, "tandemrt-states", most_blocked=0)
+        self._last_copy: Future[torch.Tensor] | None = None
 
     @classmethod
     def open(cls, bundle: Bundle, device: torch.device, threads: int | None) -> "TowerRunner":
@@ -64,7 +65,7 @@ class TowerRunner:
         side = isqrt(min(_WARM_TOKENS, entry.most_tokens(length))) * entry.factor
         side = entry.side if entry.resize == "square" else max(side, entry.factor)
         image = Image.of_pixels(np.zeros((side, side, 3), np.uint8), entry)
-        wait([self._thread.submit(UNNAMED, lambda: self._copied(self._computed(image)))])
+        wait([self._thread.submit(UNNAMED, lambda: self._to_host(self._computed(image)))])
 
     def run_before(
         self, images: PromptImages, ready: "Sequence[Future[T]]", prepare: Callable[[], None], client: Client
@@ -95,9 +96,9 @@ class TowerRunner:
         return gated, start
 
     def close(self) -> None:
-        """Start no more work."""
+        """Start no more work. What was not started fails with Closed."""
         self._thread.shutdown(wait=False)
-        self._copying.shutdown(wait=False)
+        self._copy_thread.shutdown(wait=False)
 
     def _run(self, images: PromptImages) -> "Future[None]":
         """Run the tower over images that are not known. The result is done once ``images`` has all states."""
@@ -106,7 +107,7 @@ class TowerRunner:
         def set_states() -> None:
             images.states = [of_image.result() for of_image in states]
 
-        return self._copying.submit(set_states)
+        return self._copy_thread.submit(UNNAMED, set_states)
 
     def _states_of(self, image: Image) -> "Future[torch.Tensor]":
         key = image.digest, image.salt
@@ -114,10 +115,11 @@ class TowerRunner:
         if known is not None and not (known.done() and known.exception()):
             return known
         states = self._computed(image)
-        if self._last is not None:  # the device has those of two images at most
-            wait([self._last])
-        self._last = self._copying.submit(self._copied, states)
-        return self._known.put(key, self._last, len(states) * self._staging[0].nbytes)
+        if self._last_copy is not None:  # the device has those of two images at most
+            wait([self._last_copy])
+        self._last_copy = self._copy_thread.submit(UNNAMED, self._to_host, states)
+        self._last_copy.add_done_callback(_drop_frames)
+        return self._known.put(key, self._last_copy, len(states) * self._staging[0].nbytes)
 
     def _computed(self, image: Image) -> torch.Tensor:
         """Return the states on the device, which has computed them."""
@@ -130,13 +132,13 @@ class TowerRunner:
             device_of(device).synchronize()
             return states[: image.tokens]
 
-    def _copied(self, states: torch.Tensor) -> torch.Tensor:
+    def _to_host(self, states: torch.Tensor) -> torch.Tensor:
         """Return the states in host memory, not pinned: freeing that would ask the loop's stream, which may capture.
 
         They come through pinned memory: tokens of rounds would wait for a copy into other memory.
         """
         device = self._engine.device
-        with self._copies.active():
+        with self._copy_streams.active():
             converted = torch.empty(*states.shape, dtype=self._dtype, device=device).copy_(states)
             parts = []
             for first in range(0, len(states), _STAGED_ROWS):
@@ -145,6 +147,12 @@ class TowerRunner:
                 device_of(device).synchronize()
                 parts.append(staged.clone())
             return torch.cat(parts)
+
+
+def _drop_frames(copy: "Future[torch.Tensor]") -> None:
+    """Drop the traceback of a failure: its frames would keep states on the device as long as ``copy`` is kept."""
+    if (error := copy.exception()) is not None:
+        error.with_traceback(None)
 
 
 def _cancel_with(other: "Future[Any]", done: "Future[Any]") -> None:

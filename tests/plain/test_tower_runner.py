@@ -1,17 +1,19 @@
 """The vision tower in its thread: states are kept by image, and a request gets them together with its other work."""
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
+from weakref import ref
 
 import numpy as np
 import pytest
 
 from tandemrt.engines.contract.binding import Binding
 from tandemrt.engines.contract.vision import VisionEntry
+from tandemrt.engines.validation.errors import Closed
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.dtypes import host_floats
 from tandemrt.runtime.device.streams import Streams
@@ -163,13 +165,13 @@ def test_the_tower_runs_over_the_next_image_while_states_are_copied(
     tower: Tower, run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = run.runner  # type: ignore[attr-defined]
-    copied, release = runner._copied, threading.Event()
+    to_host, release = runner._to_host, Event()
 
     def slowly(states: Any) -> Any:
         assert release.wait(PATIENCE_S)
-        return copied(states)
+        return to_host(states)
 
-    monkeypatch.setattr(runner, "_copied", slowly)
+    monkeypatch.setattr(runner, "_to_host", slowly)
     many, ready = prompt(1, 1, 2, 3), Future[str]()
     (gate,), start = runner.run_before(many, [ready], lambda: None, UNNAMED)
     ready.set_result("ready")
@@ -191,13 +193,43 @@ def test_the_tower_runs_over_the_next_image_while_states_are_copied(
 def test_a_failed_copy_is_one_of_its_requests_alone(
     tower: Tower, run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = run.runner  # type: ignore[attr-defined]
+    runner, on_device = run.runner, list[ref[Event]]()  # type: ignore[attr-defined]
+
+    def fails(_: Any) -> Any:
+        converted = Event()
+        on_device.append(ref(converted))
+        raise RuntimeError("out of memory")
+
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "_copied", lambda states: states.missing)
-        with pytest.raises(AttributeError):
+        patched.setattr(runner, "_to_host", fails)
+        with pytest.raises(RuntimeError, match="out of memory"):
             run(6)
+    assert [each() for each in on_device] == [None], "what a failure keeps has no memory of the device"
     assert run(6) == [6]
     assert tower.seen == [6, 6]
+
+
+@pytest.mark.parametrize("copying", [False, True])
+def test_a_runner_that_is_closed_while_it_works_says_so(
+    run: Callable[..., list[Any]], monkeypatch: pytest.MonkeyPatch, *, copying: bool
+) -> None:
+    runner, started, release = run.runner, Event(), Event()  # type: ignore[attr-defined]
+    name = "_to_host" if copying else "_computed"
+    work = getattr(runner, name)
+
+    def slowly(of_image: Any) -> Any:
+        started.set()
+        assert release.wait(PATIENCE_S)
+        return work(of_image)
+
+    monkeypatch.setattr(runner, name, slowly)
+    ready, (gate,), start = gates(run, 1)
+    start()
+    ready[0].set_result(1)
+    assert started.wait(PATIENCE_S)
+    runner.close()
+    release.set()
+    assert isinstance(gate.exception(PATIENCE_S), Closed)
 
 
 def test_states_of_many_tokens_reach_the_host_whole(tower: Tower, run: Callable[..., list[Any]]) -> None:
@@ -207,7 +239,7 @@ def test_states_of_many_tokens_reach_the_host_whole(tower: Tower, run: Callable[
         run=lambda: tensors["image_states"].copy_(torch.from_numpy(rows))
     )
     image = Image(np.zeros((tokens, 3), np.uint8), 1, tokens, ENTRY)
-    states = run.runner._copied(run.runner._computed(image))  # type: ignore[attr-defined]
+    states = run.runner._to_host(run.runner._computed(image))  # type: ignore[attr-defined]
     assert np.array_equal(host_floats(states), rows)
 
 
@@ -222,7 +254,7 @@ def test_states_of_a_gpu_reach_the_host_as_tensors_of_torch(tower: Tower, monkey
     monkeypatch.setattr(vision, "device_of", lambda _: SimpleNamespace(host_zeros=on_host, synchronize=lambda: None))
     tower.device = library.device("cpu")
     runner = TowerRunner(cast("Any", tower), Streams(CPU), library.bfloat16)  # type: ignore[arg-type]
-    states = runner._copied(runner._computed(Image(np.full((1, 3), 7, np.uint8), 1, 1, ENTRY)))
+    states = runner._to_host(runner._computed(Image(np.full((1, 3), 7, np.uint8), 1, 1, ENTRY)))
     runner.close()
     assert isinstance(states, library.Tensor)
     assert states.tolist() == [[7, 7]]
