@@ -199,7 +199,8 @@ def head_use(batch: int, window: int) -> Use:
 def tower_use(entry: VisionEntry, length: int) -> Use:
     """Return the one use of a vision tower: images in prompts of fewer than ``length`` tokens.
 
-    A row or column of tokens has at most one window more than fit into it.
+    A row or column of tokens has at most one window more than fit into it. Patches have at most 4 ``corners`` with
+    ``grid_corners`` only: LFM2-VL needs up to 8, but TensorRT rejects its recurrent layers.
     """
     most, patches = entry.most_tokens(length), entry.merge_size**2
     best, windows = min(most, 1024), 1 + most // max(1, entry.window_side)
