@@ -37,7 +37,7 @@ class Metrics:
     """Counters and histograms of an engine loop since it started. Times are host seconds unless stated otherwise."""
 
     rounds: int = 0
-    waits: int = 0  # times the host waited for the device; one per round
+    waits: int = 0  # times the host waited for the device
     drafted: int = 0  # tokens that drafters proposed for running requests
     evaluated: int = 0  # drafted tokens that the target verified
     constraint_rejected_drafts: int = 0  # drafted tokens that a constraint rejected, so that they were not verified

@@ -1,4 +1,4 @@
-"""Rounds: one wait each, nothing allocated, requests that come, go, are cancelled, time out and fail alone."""
+"""Rounds: one wait each on a CPU, nothing allocated, requests that come, go, are cancelled, time out and fail alone."""
 
 import asyncio
 import threading
@@ -36,7 +36,7 @@ def endless(**params: Any) -> SamplingParams:
 
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("window", [0, 5])
-def test_the_host_waits_for_the_device_once_per_round(tiny_bundle: Path, window: int, overlap: bool) -> None:
+def test_on_a_cpu_the_host_waits_once_per_round(tiny_bundle: Path, window: int, overlap: bool) -> None:
     with LLM(tiny_bundle, threads=1, num_draft_tokens=window, overlap=overlap, lookup=False) as llm:
         llm.generate(["one", "two words", "three words here"], endless(max_tokens=40))
         # The last round's tokens need one more wait, after which no round follows.

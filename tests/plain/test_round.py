@@ -361,7 +361,7 @@ def test_a_request_that_the_round_in_flight_completes_takes_part_in_no_further_r
         ),
     ],
 )
-def test_each_schedule_orders_the_steps_with_one_wait_and_the_last_round_is_only_committed(
+def test_each_schedule_orders_the_steps_and_the_last_round_is_only_committed(
     monkeypatch: pytest.MonkeyPatch, overlap: bool, drafter: Any, lookup: TextLookup | None, schedule: list[str]
 ) -> None:
     target: Any = FakeTarget()
