@@ -90,6 +90,8 @@ class ModelDrafter(NullHooks):
         """See Drafter.read_prompts."""
         if self._reads_prompts:
             self._run_prompts(self._draft.layout, round_.prompts)
+        for slot in round_.undrafted & self._cached.keys() & round_.rows.keys():  # drafted before the prompt was read
+            self._cached[slot] = min(self._cached[slot], round_.rows[slot].prefill_end)
 
     def propose(self, round_: Round) -> Buffer | None:
         """See Drafter.propose. One run of the model and one sampling call per drafted token."""

@@ -94,7 +94,8 @@ class DraftWindowPlanner:
         """
         if self.adaptive:
             self._running[running.slot] = running
-            self._budget.begin_text()
+            if running not in self._acceptance:
+                self._budget.begin_text()
             self._acceptance.setdefault(running, Acceptance() if self.missed_cost else self._ended.start())
 
     def leave(self, slot: int) -> None:

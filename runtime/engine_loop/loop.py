@@ -94,7 +94,14 @@ class EngineLoop:
         listeners: list[SlotListener] = [scheduler, target.state, drafter, draft_windows, steady]
         listeners += [] if target.images is None else [target.images]
         listeners += [] if lookup is None else [lookup]
-        self.slots = Slots(slots, cache_manager, listeners, num_draft_tokens=draft_windows.largest, slack=slack)
+        self.slots = Slots(
+            slots,
+            cache_manager,
+            listeners,
+            num_draft_tokens=draft_windows.largest,
+            slack=slack,
+            reads_prompts_late=drafter.reads_prompts_late,
+        )
         self._timeline = timeline
         observed = lookup if drafter.window else None
         self._committer = Committer(

@@ -10,6 +10,7 @@ from typing import Protocol
 from tandemrt.engines.contract.calls import capacity
 from tandemrt.engines.contract.contract import BLOCK_SIZE, blocks_of
 from tandemrt.engines.validation.errors import InternalError
+from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.caches.kv_cache import KVCacheManager
 from tandemrt.runtime.requests.request import Request
 from tandemrt.runtime.requests.running import QueuedRequest, RunningRequest
@@ -30,7 +31,8 @@ class Slots:
 
     ``cache_manager`` reserves memory for a request before the ``listeners`` get ``join``, in their order.
     ``num_draft_tokens`` is the largest number of draft tokens per round. ``slack`` is the largest number of tokens that
-    a round may write after the newest one (calls.slack); None: ``num_draft_tokens``.
+    a round may write after the newest one (calls.slack); None: ``num_draft_tokens``. ``reads_prompts_late``: see
+    Drafter.
 
     A request holds memory for its tokens and for those that its next rounds may write; ``grow`` extends it. Requests
     in slots and preempted ones are ordered by arrival. Only the youngest is preempted, so the oldest always finishes.
@@ -46,12 +48,14 @@ class Slots:
         *,
         num_draft_tokens: int,
         slack: int | None = None,
+        reads_prompts_late: bool = False,
     ) -> None:
         self.count = count
         self._cache_manager = cache_manager
         self._listeners = tuple(listeners)
         self._num_draft_tokens = num_draft_tokens
         self._slack = num_draft_tokens if slack is None else slack
+        self._reads_prompts_late = reads_prompts_late
         self._running: dict[int, RunningRequest] = {}  # in the order in which they joined
 
     def join(self, queued: QueuedRequest) -> RunningRequest | None:
@@ -65,9 +69,14 @@ class Slots:
         tokens, request = queued.tokens, queued.request
         rereads = not self._cache_manager.caches_outputs
         # The first round writes into the last token's block, so that block must not be shared. A draft head also needs
-        # the target's states of the preceding tokens, which only a prefill computes.
+        # the target's states of the preceding tokens, which only a prefill computes. Under the rejection rule a text
+        # depends on whether its first round verifies drafts, so that round has a part of the prompt in any case.
         blocks, text = queued.hashes, request.prompt if rereads else tokens
-        hashes = blocks.first(text, max(0, len(text) - 1 - blocks.lookahead) // BLOCK_SIZE) if blocks else ()
+        first_drafts_wait = self._reads_prompts_late and request.rule is Rule.REJECTION
+        hashes: Sequence[bytes] = ()
+        if blocks:
+            after = max(blocks.lookahead, int(first_drafts_wait))
+            hashes = blocks.first(text, max(0, len(text) - 1 - after) // BLOCK_SIZE)
         with ExitStack() as undo:
             undo.callback(self._cache_manager.leave, slot)
             cached = self._cache_manager.reserve(slot, self._needed(len(tokens), request), hashes)

@@ -179,6 +179,15 @@ def test_registered_blocks_equal_those_of_a_fresh_prefill(bundle: Path, window: 
         assert count_blocks_equal_to_a_prefill(llm, fresh, texts) == len(content(llm)) == known
 
 
+def test_a_seed_has_one_text_under_the_rejection_rule_whether_its_prompt_is_cached_or_not(bundle: Path) -> None:
+    """A paged draft model reads a prompt after the first token, so no first round verifies drafts."""
+    with LLM(bundle, device="cpu", threads=1) as llm:
+        params = [asked(rule="rejection", seed=seed, max_tokens=12) for seed in range(6)]
+        first, second = ([llm.generate(SHARED[:129], each) for each in params] for _ in range(2))
+        assert [output_of(output) for output in first] == [output_of(output) for output in second]
+        assert [output.num_cached_tokens for output in (first[0], second[0])] == [0, 64]
+
+
 def test_the_least_recently_used_blocks_are_evicted(bundle: Path) -> None:
     with LLM(bundle, device="cpu", threads=1, cache_tokens=320) as llm:  # five blocks
         texts = [[first, *SHARED] for first in range(3)]
