@@ -177,7 +177,7 @@ class Detokenizer:
 
 
 class TextStream:
-    """The text of one request, split into reasoning and answer. Only the answer has stop strings: reasoning plans them.
+    """The text of a request, split into reasoning and answer. Only answers have stop strings: reasoning may quote them.
 
     Attributes:
         stops: whether there are stop strings, so that each token may end the text.

@@ -273,6 +273,7 @@ CODER = "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>
         ({"anyOf": [{"anyOf": [COLOR, {"enum": [1]}]}, {"type": "boolean"}]}, ["red", "2", "true"], []),
         ({"oneOf": [{"const": "a", "title": "A"}, {"enum": ["b", "c"]}, {"const": "c"}]}, ["a", "b"], ["c", "d"]),
         ({"type": "string", "anyOf": [COLOR, {"const": 1}]}, ["red"], ["1", "green"]),
+        ({"oneOf": [{"const": 1}, {"const": 1.0}, {"enum": ["a", "a"]}]}, ["a"], ["1", "1.0"]),
         ({"anyOf": [COLOR, {"type": "string"}]}, ["red", "green"], []),
         ({"allOf": [COLOR], "default": "red"}, ["red"], ["green"]),
         ({"allOf": [COLOR, {"description": "so"}]}, ["red"], ["green"]),
@@ -330,6 +331,8 @@ def test_an_argument_outside_json_becomes_its_value(schema: Any, text: str, valu
         ({"f": {"type": "object", "properties": {"a>b": {"type": "integer"}}}}, "the property name 'a>b'"),
         ({"f": {"type": "object", "properties": {"a": False}}}, "a property with the schema 'false'"),
         (one({"type": "integer"}, anyOf=[{"required": ["p"]}]), "the keyword 'anyOf'"),
+        (one({"type": "integer"}, requird=["p"]), "the keyword 'requird'"),
+        (one({"oneOf": [{"const": number} for number in range(30_000)]}), "more than 20000"),
     ],
 )
 def test_an_argument_that_cannot_be_enforced_outside_json_is_rejected(parameters: Any, message: str) -> None:
@@ -355,8 +358,8 @@ def test_keywords_without_effect_leave_a_function_as_it_is(more: dict[str, Any])
     ],
 )
 def test_parameters_that_are_no_json_schema_are_rejected(parameters: Any) -> None:
-    for name in ("qwen coder", "hermes"):
-        with pytest.raises(BadRequest, match="not a JSON schema at #"):
+    for name, function in (("qwen coder", "tools: the parameters of 'f': "), ("hermes", "")):
+        with pytest.raises(BadRequest, match=f"{function}not a JSON schema at #"):
             accepts(format_of(name), "", {"f": parameters})
 
 
@@ -373,6 +376,15 @@ def test_the_types_of_an_argument_are_read_through_16_choices() -> None:
     assert accepts(format_of("qwen coder"), CODER.format("1"), one(schema))
     with pytest.raises(BadRequest, match="a reference to itself"):
         format_of("qwen coder").structural_tag(one({"anyOf": [schema]}), parallel=True)
+
+
+@pytest.mark.parametrize("last", [{"const": "a"}, {"type": "string"}])
+def test_definitions_that_choices_share_are_read_once(last: dict[str, Any]) -> None:
+    shared = {f"a{at}": {"anyOf": [{"$ref": f"#/$defs/a{at + 1}"}] * 3} for at in range(16)}
+    parameters = one({"$ref": "#/$defs/a0"}, **{"$defs": shared | {"a16": last}})
+    assert accepts(format_of("qwen coder"), CODER.format("a"), parameters)
+    with pytest.raises(BadRequest, match="a reference to itself"):
+        accepts(format_of("qwen coder"), "", one({"$ref": "#/$defs/a0"}, **{"$defs": shared | {"a16": shared["a0"]}}))
 
 
 @pytest.mark.parametrize("name", ["qwen coder", "glm", "minimax"])

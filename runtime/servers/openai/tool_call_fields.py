@@ -6,6 +6,7 @@ schema is left to the model.
 """
 
 import json
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from tandemrt.engines.validation.errors import BadRequest, quoted
 from tandemrt.runtime.grammars.notation import NOTATIONS, Style
 from tandemrt.runtime.grammars.regex import patterns
 from tandemrt.runtime.grammars.regex.syntax import UnsupportedPattern
-from tandemrt.runtime.grammars.schema.dialect import dialect_of, keywords
+from tandemrt.runtime.grammars.schema.dialect import dialect_of, keywords, misspelled
 
 Kind = Literal["text", "text or json", "json"]
 
@@ -26,6 +27,7 @@ _CHOICES = ("anyOf", "oneOf")
 _READ = {"type", "properties", "required", "additionalProperties"}
 _ANY_TEXT = {"type": "any_text"}
 _MOST_CHOICES = 16  # inside each other
+_MOST_STEPS = 20_000  # for one function: references, choices, and the values in both
 _LONGEST_TEXT = 1000  # characters of a counted text; the grammar has a state for each
 
 
@@ -52,10 +54,11 @@ def field_parts(
 
     Raises BadRequest for parameters that cannot be enforced in this form.
     """
-    dialect = dialect_of(dict(parameters))
-    if other := next((key for key in keywords(dict(parameters), dialect) if key not in _READ), None):
+    if other := next((key for key in _keywords(function, dict(parameters)) if key not in _READ), None):
         raise _unsupported(function, f"the keyword {quoted(other)} together with properties")
-    parts = []
+    if wrong := next((key for key in parameters if misspelled(key)), None):
+        raise _unsupported(function, f"the keyword {quoted(wrong)} (did you mean {misspelled(wrong)!r}?)")
+    required, parts = frozenset(parameters.get("required", ())), []
     for field in fields(function, parameters):
         value = {"type": "json_schema", "json_schema": field.schema, "style": style}
         content = value if field.kind == "json" else _text(field.schema, style)
@@ -63,11 +66,19 @@ def field_parts(
         tag = {"type": "tag", "begin": begin, "content": content, "end": end}
         if content == _ANY_TEXT:
             tag["followed_by"] = followed_by
-        if field.name in parameters.get("required", ()):
+        if field.name in required:
             parts.append(tag)
         elif field.types:  # an empty enum has no value
             parts.append({"type": "optional", "content": tag})
     return parts
+
+
+def _keywords(function: str, parameters: dict[str, Any]) -> Collection[str]:
+    try:
+        return keywords(parameters, dialect_of(parameters))
+    except BadRequest as error:
+        reason = str(error).removeprefix("structured_outputs.json: ")
+        raise BadRequest(f"tools: the parameters of {quoted(function)}: {reason}") from None
 
 
 class Field(NamedTuple):
@@ -126,57 +137,126 @@ def fields(function: str, parameters: Mapping[str, Any]) -> Iterator[Field]:
     if missing := next((name for name in required if name not in properties), None):
         raise _unsupported(function, f"the required property {quoted(missing)}, which properties does not list")
     definitions = {key: parameters[key] for key in _DEFINITIONS if key in parameters}
+    schemas = _Schemas(function, parameters)
     for name, declared in properties.items():
         if not name or any(letter in "<>\"'=\n\x00" for letter in name):
             raise _unsupported(function, f"the property name {quoted(name)}")
-        schema = _resolved(function, declared, parameters)
-        values = _listed(function, schema, parameters)
+        schema = schemas.resolved(declared)
+        values = schemas.listed(schema)
         if values is not None:
             schema = {key: value for key, value in schema.items() if key not in _CHOICES} | {"enum": values}
-        types = frozenset(_types(function, schema, parameters))
+        types = schemas.types(schema)
         kind: Kind = "json" if "string" not in types else "text" if types == {"string"} else "text or json"
-        yield Field(name, schema | definitions if kind == "json" else schema, kind, types)
+        yield Field(name, {**schema, **definitions} if kind == "json" else schema, kind, types)
 
 
-def _types(function: str, schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> set[str]:
-    """Return the types that a schema names, or all if it names none."""
-    if depth > _MOST_CHOICES:
-        raise _unsupported(function, "a reference to itself")
-    if "enum" in schema or "const" in schema:
-        return {kind for value in _values(schema) for kind in _types_of(value)}
-    types = schema.get("type")
-    if types is not None:
-        named = {types} if isinstance(types, str) else set(types)
-        return named | {"integer"} if "number" in named else named
-    allowed = set(_ALL_TYPES)
-    for keyword in (*_CHOICES, "allOf"):
-        if keyword in schema:
-            branches = (_resolved(function, each, root) for each in schema[keyword])
-            kinds = [_types(function, branch, root, depth + 1) for branch in branches]
-            allowed &= kinds[0].intersection(*kinds) if keyword == "allOf" else kinds[0].union(*kinds)
-    return allowed
+class _Schemas:
+    """Reads the schemas of one function's arguments. ``root`` has the definitions that they refer to.
 
+    References may share definitions, so results are kept by the id of a schema, and the steps are counted.
+    """
 
-def _listed(function: str, schema: dict[str, Any], root: Mapping[str, Any], depth: int = 0) -> list[Any] | None:
-    """Return the values that a schema lists, also over choices of such schemas and null, or None if it does not."""
-    types, keyword = schema.get("type"), next((key for key in _CHOICES if key in schema), None)
-    if "enum" in schema or "const" in schema:
-        values = _values(schema)
-    elif types == "null":
-        return [None]
-    elif keyword is None or set(schema) - {keyword, "type", *_NOTES} or depth > _MOST_CHOICES:
-        return None
-    else:
-        branches = (_resolved(function, each, root) for each in schema[keyword])
-        listed = [_listed(function, branch, root, depth + 1) for branch in branches]
-        if None in listed:
+    def __init__(self, function: str, root: Mapping[str, Any]) -> None:
+        self._function = function
+        self._root = root
+        self._steps = 0
+        self._kept: list[Mapping[str, Any]] = []  # so that no other schema gets the id of one of these
+        self._known_types: dict[int, frozenset[str]] = {}
+        self._known_values: dict[int, list[Any]] = {}
+
+    def types(self, schema: Mapping[str, Any], depth: int = 0) -> frozenset[str]:
+        """Return the types that a schema names, or all if it names none."""
+        if depth > _MOST_CHOICES:
+            raise _unsupported(self._function, "a reference to itself")
+        if id(schema) not in self._known_types:
+            self._known_types[id(schema)] = self._types(schema, depth)
+            self._kept.append(schema)
+        return self._known_types[id(schema)]
+
+    def _types(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
+        if "enum" in schema or "const" in schema:
+            return frozenset(kind for value in _values(schema) for kind in _types_of(value))
+        types = schema.get("type")
+        if types is not None:
+            named = frozenset({types} if isinstance(types, str) else types)
+            return named | {"integer"} if "number" in named else named
+        allowed = _ALL_TYPES
+        for keyword in (*_CHOICES, "allOf"):
+            if keyword in schema:
+                kinds = [self.types(self.resolved(each), depth + 1) for each in schema[keyword]]
+                allowed &= kinds[0].intersection(*kinds) if keyword == "allOf" else kinds[0].union(*kinds)
+        return allowed
+
+    def listed(self, schema: Mapping[str, Any], depth: int = 0) -> list[Any] | None:
+        """Return the values that a schema lists, also over choices of such schemas and null, or None if it does not."""
+        if id(schema) not in self._known_values:
+            values = self._listed(schema, depth)
+            if values is None:  # maybe because of ``depth``; it ends the reading, so it need not be known
+                return None
+            self._known_values[id(schema)] = values
+            self._kept.append(schema)
+        return self._known_values[id(schema)]
+
+    def _listed(self, schema: Mapping[str, Any], depth: int) -> list[Any] | None:
+        types, keyword = schema.get("type"), next((key for key in _CHOICES if key in schema), None)
+        if "enum" in schema or "const" in schema:
+            values = _values(schema)
+        elif types == "null":
+            return [None]
+        elif keyword is None or set(schema) - {keyword, "type", *_NOTES} or depth > _MOST_CHOICES:
             return None
-        values = [value for branch in listed for value in branch or ()]
-        if keyword == "oneOf":
-            texts = [json.dumps(value, sort_keys=True) for value in values]
-            values = [value for value, text in zip(values, texts, strict=True) if texts.count(text) == 1]
-    allowed = {types} if isinstance(types, str) else set(types or _ALL_TYPES)
-    return [value for value in values if allowed & _types_of(value)]
+        else:
+            branches: list[dict[str, Any]] = []
+            for each in schema[keyword]:
+                listed = self.listed(self.resolved(each), depth + 1)
+                if listed is None:
+                    return None
+                self._spend(len(listed))
+                branches.append({_comparable(value): value for value in listed})
+            counts = Counter(text for branch in branches for text in branch)
+            merged = {text: value for branch in reversed(branches) for text, value in branch.items()}
+            values = [merged[text] for text, count in counts.items() if keyword == "anyOf" or count == 1]
+        allowed = {types} if isinstance(types, str) else set(types or _ALL_TYPES)
+        return [value for value in values if allowed & _types_of(value)]
+
+    def resolved(self, schema: Any) -> Mapping[str, Any]:
+        """Return a schema with its reference to a definition, or the only schema of its allOf, in its place."""
+        seen: set[str] = set()
+        while isinstance(schema, Mapping) and ("$ref" in schema or (only := _only(schema)) is not None):
+            self._spend(len(schema) + len(schema.get("allOf", ())))
+            if "$ref" not in schema:
+                schema = only
+                continue
+            target = schema["$ref"]
+            parts = target.split("/") if isinstance(target, str) else []
+            known = len(parts) == 3 and parts[0] == "#" and parts[1] in _DEFINITIONS and target not in seen
+            if not known or parts[2] not in self._root.get(parts[1], {}) or set(schema) - {"$ref", *_NOTES}:
+                what = f"the reference {quoted(target)}; only a definition in $defs can be named"
+                raise _unsupported(self._function, what)
+            seen.add(target)
+            schema = self._root[parts[1]][parts[2]]
+        if seen and isinstance(schema, Mapping):
+            self._spend(sum(len(each) for each in (schema, *schema.values()) if isinstance(each, list | Mapping)))
+        if schema is True:
+            return {}
+        if not isinstance(schema, Mapping):
+            raise _unsupported(self._function, f"a property with the schema {quoted(json.dumps(schema, default=str))}")
+        return schema
+
+    def _spend(self, steps: int) -> None:
+        self._steps += steps
+        if self._steps > _MOST_STEPS:
+            raise _unsupported(self._function, f"more than {_MOST_STEPS} references, choices and values in them")
+
+
+def _comparable(value: Any) -> str:
+    """Return a text that two values share if and only if JSON Schema calls them equal."""
+    return json.dumps(json.loads(json.dumps(value), parse_float=_whole), sort_keys=True)
+
+
+def _whole(number: str) -> int | float:
+    value = float(number)
+    return int(value) if value.is_integer() else value
 
 
 def _types_of(value: Any) -> set[str]:
@@ -222,27 +302,6 @@ def _literal(text: str) -> str:
 
 def _regex(pattern: str) -> dict[str, Any]:
     return {"type": "regex", "pattern": pattern}
-
-
-def _resolved(function: str, schema: Any, root: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a schema with its reference to a definition, or the only schema of its allOf, in its place."""
-    seen: set[str] = set()
-    while isinstance(schema, Mapping) and ("$ref" in schema or (only := _only(schema)) is not None):
-        if "$ref" not in schema:
-            schema = only
-            continue
-        target = schema["$ref"]
-        parts = target.split("/") if isinstance(target, str) else []
-        known = len(parts) == 3 and parts[0] == "#" and parts[1] in _DEFINITIONS and target not in seen
-        if not known or parts[2] not in root.get(parts[1], {}) or set(schema) - {"$ref", *_NOTES}:
-            raise _unsupported(function, f"the reference {quoted(target)}; only a definition in $defs can be named")
-        seen.add(target)
-        schema = root[parts[1]][parts[2]]
-    if schema is True:
-        return {}
-    if not isinstance(schema, Mapping):
-        raise _unsupported(function, f"a property with the schema {quoted(json.dumps(schema, default=str))}")
-    return dict(schema)
 
 
 def _only(schema: Mapping[str, Any]) -> Any:
