@@ -133,6 +133,7 @@ class GrammarLibrary:
         compiled = self._grammar(source, client)
 
         def pass_on(grammar: "Future[CompiledGrammar]") -> None:
+            self._compiled_of.pop(result, None)  # its value keeps this callback, which keeps the key
             failure = CancelledError() if grammar.cancelled() else grammar.exception()
             if failure is None:
                 result.set_result(Compiled(grammar.result(), source.engine, check))

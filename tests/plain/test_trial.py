@@ -6,8 +6,10 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 
@@ -15,6 +17,7 @@ import pytest
 
 from tandemrt.engines.validation.errors import BadRequest, Closed, QueueFull
 from tandemrt.runtime.grammars.ebnf_trial import try_grammar
+from tandemrt.runtime.grammars.grammar_cache import GrammarCache
 from tandemrt.runtime.grammars.library import GrammarLibrary
 from tandemrt.runtime.grammars.random_text import ROWS_PER_STEP, match_random_text
 from tandemrt.runtime.grammars.schema.emit import enforceable
@@ -218,6 +221,14 @@ def test_a_rejected_source_is_tried_once_more_when_it_comes_again(library: Gramm
     for _ in range(2):
         with pytest.raises(BadRequest, match=r"structured_outputs\.json: cannot be compiled"):
             library.compile((bad, None)).result(PATIENCE_S)
+
+
+def test_a_grammar_that_the_cache_dropped_ends_with_its_requests() -> None:
+    with closing(GrammarLibrary(VOCABULARY, [STOP], cache=GrammarCache(limit_bytes=0))) as library:
+        done = library.compile((Source("regex", "ab", "llguidance"), None))
+        grammar = weakref.ref(done.result(PATIENCE_S).grammar)
+        del done
+        assert eventually(lambda: gc.collect() >= 0 and grammar() is None)
 
 
 def text_of(length: int) -> Source:
