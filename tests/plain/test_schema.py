@@ -667,6 +667,24 @@ def test_many_overlapping_branches_are_rejected_before_they_are_combined() -> No
         enforceable({"oneOf": [{"type": "string", "pattern": f"^a{{{count}}}b"} for count in range(500)]})
 
 
+@pytest.mark.parametrize("use", ["propertyNames", "items"])
+def test_choices_of_definitions_are_followed_once(use: str) -> None:
+    """Each of 16 definitions names the next one three times, which are 43 million ways to the last."""
+    definitions: dict[str, object] = {
+        f"a{i}": {
+            "anyOf": [
+                {"$ref": f"#/$defs/a{i + 1}"},
+                {"type": "integer", "minimum": i},
+                *2 * [{"$ref": f"#/$defs/a{i + 1}"}],
+            ]
+        }
+        for i in range(16)
+    }
+    definitions["a16"] = {"type": "string"}
+    kind = {"type": "object"} if use == "propertyNames" else {"type": "array", "uniqueItems": True}
+    enforceable({"$defs": definitions, **kind, use: {"$ref": "#/$defs/a0"}})
+
+
 def test_a_pattern_is_not_matched_against_a_long_literal() -> None:
     """The match could take exponential time and hold the interpreter lock."""
     stuck = {"enum": ["a" * 40 + "!"], "not": {"pattern": "^(a+)+$"}}

@@ -340,9 +340,16 @@ class Expander:
 
     def resolved(self, all_of: AllOf) -> list[Shape]:
         """Return the shapes of a conjunction with all references to others resolved. Raises UnsupportedSchema."""
+        return self._resolved(self.canonical(all_of), set())
+
+    def _resolved(self, all_of: AllOf, seen: set[AllOf]) -> list[Shape]:
+        """Return the shapes that no conjunction in ``seen`` has; each conjunction is visited once."""
+        if all_of in seen:
+            return []
+        seen.add(all_of)
         resolved: list[Shape] = []
-        for shape in self.shapes(self.canonical(all_of)):
-            resolved += self.resolved(shape.target) if isinstance(shape, Ref) else [shape]
+        for shape in self.shapes(all_of):
+            resolved += self._resolved(self.canonical(shape.target), seen) if isinstance(shape, Ref) else [shape]
         return resolved
 
 
