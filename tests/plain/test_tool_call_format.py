@@ -252,6 +252,7 @@ CODER = "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>
         ({"const": "a.b"}, ["a.b"], ["axb"]),
         ({"type": "string", "enum": ["a", "ab"]}, ["a", "ab"], ["b", ""]),
         ({"enum": [1, None]}, ["1", "null"], ["2"]),
+        ({"enum": [f"zone/{number}" for number in range(420)]}, ["zone/0", "zone/419"], ["zone/420", "zone/"]),
         ({"type": "boolean", "description": "so"}, ["true"], ["yes"]),
         ({"type": ["string", "null"]}, ["a", "null"], []),
         ({"type": "array", "items": {"enum": [1]}}, ["[1, 1]", "[]"], ["[2]", "1"]),

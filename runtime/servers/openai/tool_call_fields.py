@@ -276,7 +276,7 @@ def _text(schema: dict[str, Any], style: Style) -> dict[str, Any]:
             each if isinstance(each, str) else words.spelled(each) if words else json.dumps(each)
             for each in _values(schema)
         )
-        return _regex("|".join(map(_literal, texts)))
+        return _regex(f"(?:{'|'.join(map(_literal, texts))})")  # a group, because an expression may have few branches
     if schema.get("type") == "string":
         pattern, form = schema.get("pattern"), schema.get("format")
         with suppress(UnsupportedPattern):
