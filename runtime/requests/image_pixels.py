@@ -140,7 +140,8 @@ def _opened(data: bytes, most: int) -> Any:
         raise
     except Exception:
         raise BadRequest(
-            f"image: must be a {', '.join(FORMATS)} file, received {len(data)} bytes that are none; convert it"
+            f"image: must be a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file; the {len(data)} bytes received are "
+            "none of these; convert it"
         ) from None
     if image.width * image.height > most:
         raise BadRequest(

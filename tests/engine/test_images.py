@@ -294,8 +294,8 @@ ANIMATED = encoded(picture(0), "GIF", save_all=True, append_images=[picture(1)])
 REFUSED = {
     "cut off": (encoded(picture(1, 300, 200))[:-400], "could not be decoded"),
     "a bomb": (HUGE, r"at most 50000000 pixels \(max_image_pixels\), received 9000 x 9000"),
-    "no image": (b"GIF89a but no more", "must be a PNG, JPEG, WEBP, GIF file"),
-    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "must be a PNG, JPEG, WEBP, GIF file"),
+    "no image": (b"GIF89a but no more", "must be a PNG, JPEG, WEBP or GIF file"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "must be a PNG, JPEG, WEBP or GIF file"),
     "animated": (ANIMATED, "must be a single image"),
     "a line": (encoded(Image.new("RGB", (900, 4))), "at most 200 times"),
     "too many bytes": (bytes(21 << 20), "at most 20971520 bytes"),

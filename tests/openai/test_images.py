@@ -149,7 +149,10 @@ def test_the_clients_of_every_api_send_images(http: TestClient) -> None:
     ("file", "reason"),
     [
         ({"file_id": "file-1"}, "file.file_id: is no field of a part of type file here"),
-        ({"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="}, "must be a PNG, JPEG, WEBP, GIF"),
+        (
+            {"filename": "a.pdf", "file_data": "data:application/pdf;base64,JVBERi0="},
+            "must be a PNG, JPEG, WEBP or GIF",
+        ),
         ({"file_data": "https://example.org/a.png"}, "a data URL must hold base64"),
         ({"filename": "a.png"}, "file: must hold an image"),
     ],
@@ -184,7 +187,7 @@ def test_the_result_of_a_tool_may_be_an_image(http: TestClient) -> None:
     ("url", "reason"),
     [
         ("https://127.0.0.1/a.png", "are not fetched"),
-        ("data:image/png;base64,aGVsbG8=", "must be a PNG, JPEG, WEBP, GIF file"),
+        ("data:image/png;base64,aGVsbG8=", "must be a PNG, JPEG, WEBP or GIF file"),
         (None, "at most 50000000 pixels"),
     ],
 )
