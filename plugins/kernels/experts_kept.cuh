@@ -143,9 +143,7 @@ struct KeptWeights {
     }
     // Wait for the oldest ordered stage; its slot is the one after the newest.
     __device__ __forceinline__ const uint4* oldest() {
-        if (stages == 12) wait_copies<10>();
-        else if (stages == 8) wait_copies<6>();
-        else if (stages == 6) wait_copies<4>();
+        if (stages == 6) wait_copies<4>();
         else if (stages == 4) wait_copies<2>();
         else if (stages == 3) wait_copies<1>();
         else wait_copies<0>();
