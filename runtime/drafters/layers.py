@@ -149,7 +149,7 @@ class LayersDrafter(NullHooks):
 
     def after_target(self, round_: Round) -> None:
         """See Drafter.after_target. Compute the states of all tokens."""
-        tokens, prompts = round_.window_tokens if round_.batch else 0, round_.prompts
+        tokens, prompts = round_.window_tokens, round_.prompts
         self._pairs.fuse(tokens + prompts.prompt_tokens)
         if prompts == NO_PROMPTS:
             return
@@ -166,7 +166,7 @@ class LayersDrafter(NullHooks):
 
     def read_prompts(self, round_: Round) -> None:
         """See Drafter.read_prompts. All layers process their states."""
-        before, sizes = round_.window_tokens if round_.batch else 0, repacked(0, round_.prompts)
+        before, sizes = round_.window_tokens, repacked(0, round_.prompts)
         for at, name in enumerate(DRAFT_LAYERS[: len(self._layers)]):
             self._draft.run_prompts((name, before, sizes), self._layer_prompts(at, before, sizes))
 

@@ -125,7 +125,7 @@ class PairDrafter(NullHooks):
 
     def after_target(self, round_: Round) -> None:
         """See Drafter.after_target. Compute the states of all tokens."""
-        self._pairs.fuse((round_.window_tokens if round_.batch else 0) + round_.prompts.prompt_tokens)
+        self._pairs.fuse(round_.window_tokens + round_.prompts.prompt_tokens)
 
     def after_verify(self, round_: Round) -> None:
         """See Drafter.after_verify."""
@@ -133,7 +133,7 @@ class PairDrafter(NullHooks):
 
     def read_prompts(self, round_: Round) -> None:
         """See Drafter.read_prompts."""
-        before, sizes = round_.window_tokens if round_.batch else 0, repacked(0, round_.prompts)
+        before, sizes = round_.window_tokens, repacked(0, round_.prompts)
         self._draft.run_prompts(("draft", before, sizes), self._prompts_call(before, sizes))
         self._pair_prompt_ends(round_, before)
 

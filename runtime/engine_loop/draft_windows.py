@@ -96,7 +96,7 @@ class DraftWindowPlanner:
             self._running[running.slot] = running
             if running not in self._acceptance:
                 self._budget.begin_text()
-            self._acceptance.setdefault(running, Acceptance() if self.missed_cost else self._ended.start())
+                self._acceptance[running] = Acceptance() if self.missed_cost else self._ended.start()
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave. A preempted request has not finished; it is counted once, when it ends."""

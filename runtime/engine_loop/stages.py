@@ -127,16 +127,16 @@ class RoundStages:
         The device is busy with drafts, and with prompts that the drafter reads, while the host has the tokens.
         """
         if last is not None:
-            self._wait(last.copied)
+            self._wait(last.arrived)
             with self._metrics.timed("commit"):
                 self._committer.commit(last)
         if last is None or drafts is not None:
             self._wait(drafts)
 
-    def _wait(self, copied: Any) -> None:
+    def _wait(self, arrived: Any) -> None:
         with self._metrics.timed("wait"):
             try:
-                self._streams.wait(copied)
+                self._streams.wait(arrived)
             finally:
                 self._target.check()
 
@@ -181,7 +181,7 @@ class RoundStages:
             self._target.adjust(round_)
             logits |= self._copied_logits(round_, "processed")
             self._target.verify(round_, draft_probs)
-            copied = self._fetch_tokens(round_, logits)
+            arrived = self._fetch_tokens(round_, logits)
             self._drafter.after_verify(round_)
             self.read_prompts(round_)
         self._timeline.collect()
@@ -190,7 +190,7 @@ class RoundStages:
         from_drafter = drafts.from_drafter
         if round_.copied and self._drafter.window:
             from_drafter = {slot: count for slot, count in from_drafter.items() if slot not in round_.copied}
-        return VerifiedRound(round_, drafts.lengths, from_drafter, logits, copied)
+        return VerifiedRound(round_, drafts.lengths, from_drafter, logits, arrived)
 
     def _copied_logits(self, round_: Round, mode: str) -> dict[int, HostCopy]:
         """Copy the logits of requests with this ``logprobs_mode``, because the next round overwrites them."""

@@ -180,14 +180,14 @@ class VerifiedRound:
         num_from_drafter: verified tokens that the drafter proposed, by slot; the others are fast-forward tokens. Slots
             whose drafts were replaced by copies are missing.
         logits: [window + 1, vocab] by slot, of requests that ask for logprobs.
-        copied: an event that follows the copies of its tokens and logits to the host; None on a CPU.
+        arrived: an event that follows the copies of its tokens and logits to the host; None on a CPU.
     """
 
     round: Round
     num_verified: Mapping[int, int]
     num_from_drafter: Mapping[int, int]
     logits: Mapping[int, HostCopy] = field(default_factory=dict)
-    copied: Any = None
+    arrived: Any = None
 
     def drop(self, running: RunningRequest, *, reads_prompts_late: bool) -> "VerifiedRound":
         """Return the round with nothing to commit for ``running``, which repeats it in its next slot.
