@@ -37,6 +37,7 @@ class RoundStages:
         self._drafter = drafter
         self._lookup = lookup
         self._proposed = False  # whether the drafter proposes in the round in progress
+        self._lacks_copies = False  # whether the drafts on the device lack copies that are looked up later
         self._verify_inputs = verify_inputs
         self._committer = committer
         self._streams = streams
@@ -71,6 +72,7 @@ class RoundStages:
     def propose(self, round_: Round) -> Buffer | None:
         """Write the drafts of the round; return their probabilities, see Drafter.propose."""
         self._proposed = self._has_drafter_for(round_)
+        self._lacks_copies = self._proposed or not round_.copied
         if not self._proposed:
             drafts, window = self._target.buffers.draft_tokens, round_.window
             if window:
@@ -111,8 +113,8 @@ class RoundStages:
                 self._streams.wait(self.fetch_drafts(round_))
 
     def replace_drafts(self, round_: Round) -> None:
-        """Replace proposed drafts, which must be on the host, by copies from the text."""
-        if self._proposed and round_.copied:
+        """Replace drafts, which must be on the host, by copies from the text."""
+        if self._lacks_copies and round_.copied:
             replace_drafts(self._target.buffers.draft_tokens, round_.batch, round_.window, round_.copied)
 
     def score(self, round_: Round) -> None:

@@ -426,6 +426,18 @@ def test_a_host_that_would_only_wait_delivers_texts_first(
     assert [before for before, event in pairwise(done) if event == "text"][-1] == delivered_after
 
 
+@pytest.mark.parametrize("num_proposed", [0, WINDOW])
+def test_copies_that_are_found_late_become_drafts_whether_or_not_the_drafter_ran(num_proposed: int) -> None:
+    target: Any = FakeTarget()
+    scheduler, metrics = Scheduler(SLOTS, 1), Metrics(accepted=[0] * WINDOW)
+    loop = make_loop(target, FakeDrafter(), scheduler, Streams(CPU), metrics, overlap=True, lookup=PROMISING)
+    round_ = plan_round(filled(1), DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
+    round_ = replace(round_, num_proposed=num_proposed, may_copy=True)
+    loop._stages.propose(round_)
+    loop._stages.replace_drafts(replace(round_, copied={0: [5, 6]}))
+    assert target.buffers.draft_tokens.view(1, WINDOW).tolist() == [[5, 6, -1, -1]]
+
+
 def noting(done: list[str], name: str, work: Any) -> Any:
     def run(*args: Any) -> Any:
         done.append(name)
