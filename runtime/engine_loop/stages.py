@@ -144,7 +144,9 @@ class RoundStages:
 
     def read_prompts(self, round_: Round) -> None:
         """Let the drafter process the prompts of a round, at its end."""
-        if round_.prompts != NO_PROMPTS:
+        if round_.prompts == NO_PROMPTS or not self._drafter.reads_prompts_late:
+            return
+        with self._metrics.timed("draft_prompts"), self._timeline.span("draft_prompts"):
             self._drafter.read_prompts(round_)
 
     def deliver(self) -> None:
@@ -185,7 +187,7 @@ class RoundStages:
             self._target.verify(round_, draft_probs)
             arrived = self._fetch_tokens(round_, logits)
             self._drafter.after_verify(round_)
-            self.read_prompts(round_)
+        self.read_prompts(round_)
         self._timeline.collect()
         self._metrics.rounds += 1
         self._metrics.waits = self._streams.waits

@@ -7,8 +7,8 @@ from typing import Any
 
 from tandemrt.runtime.metrics.histogram import Histogram
 
-PHASES = ("prefill", "propose", "target", "wait", "commit", "deliver", "fill", "verify")
-DEVICE_PHASES = ("prefill", "propose", "target", "verify", "round")
+PHASES = ("prefill", "propose", "target", "wait", "commit", "deliver", "fill", "verify", "draft_prompts")
+DEVICE_PHASES = ("prefill", "propose", "target", "verify", "draft_prompts", "round")
 # Bucket bounds of the histograms:
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 _SHORT_SECONDS = (

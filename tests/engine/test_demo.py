@@ -142,7 +142,7 @@ def test_bench_measures_both_ways(demo_bundle: Path, tmp_path: Path) -> None:
     printed = json.loads(figures.read_text())
     assert printed["speculative"]["acceptance_length"] > 2.5
     assert printed["speculative"]["rounds"] < printed["autoregressive"]["rounds"]
-    phases = {"propose", "target", "wait", "commit", "deliver", "fill", "verify"}
+    phases = {"propose", "target", "wait", "commit", "deliver", "fill", "verify", "draft_prompts"}
     assert set(printed["autoregressive"]["ms_per_round"]) == phases
 
 
