@@ -16,7 +16,8 @@ VALUES: tuple[Any, ...] = (
     None, True, 0, -1, 1, 0.5, 0.0, "", "a", "a#b", "(", [], ["a"], ["a", "a"], ["a", 1], [1], [{}, {}], [{}, BAD],
     {}, BAD, {"a": {}, "b": {}}, {"a": {}, "b": BAD}, {"a": ["b"], "b": ["b"]}, {"a": ["b"], "b": ["c", "c"]},
     {"a": ["b"], "b": [1]}, {"a": {}, "(": {}}, {"a": {}, "b": 1}, [True, True], {"a": True, "b": {}}, "integer",
-    ["integer", "null"], ["integer", "number!"], {"a": 1},
+    ["integer", "null"], ["integer", "number!"], {"a": 1}, [1, "a", None, True], [1, 1.0], [None, None], [0, False],
+    [2**64],
 )  # fmt: skip
 SLOW = {"$vocabulary", "$recursiveAnchor", "$recursiveRef"}  # left to the metaschema
 KEYWORDS = {keyword for uri in REGISTRY for keyword in REGISTRY.contents(uri).get("properties", ())}

@@ -81,8 +81,8 @@ def _texts(value: Any, _: bool) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value) and _once(value)
 
 
-def _once(values: list[str]) -> bool:
-    return len(set(values)) == len(values)
+def _once(values: list[Any]) -> bool:
+    return len({(value, isinstance(value, bool)) for value in values}) == len(values)  # true is not 1, but 1.0 is
 
 
 def _type(value: Any, draft4: bool) -> bool:
@@ -91,7 +91,12 @@ def _type(value: Any, draft4: bool) -> bool:
 
 
 def _enum(value: Any, _: bool) -> bool:
-    return _texts(value, True)  # repeated values of other types are slow to find
+    return isinstance(value, list) and bool(value) and all(map(_simple, value)) and _once(value)
+
+
+def _simple(value: Any) -> bool:
+    """Return whether repetitions of the value are fast to find: integers beyond may all have the same hash."""
+    return value is None or isinstance(value, str) or (isinstance(value, int | float) and abs(value) < 2**60)
 
 
 def _pattern(value: Any, _: bool) -> bool:
