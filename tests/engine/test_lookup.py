@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from tests.engine.test_fast_forward_drafts import ALL
 from tests.engine.test_invisible import REQUESTS, output_of
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
+from tests.plain.tiny_language import surprise
 
 PROMPTS = [prompt for prompt, _ in (*REQUESTS, *ALL)]
 PARAMS = [SamplingParams(**asked) for _, asked in (*REQUESTS, *ALL)]
@@ -255,28 +256,29 @@ def test_a_preemption_changes_no_text_under_the_rejection_rule(built: Built, mon
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "pard"])
-def test_copied_tokens_are_point_masses_of_the_rejection_rule(all_built: dict[str, Built], kind: str) -> None:
-    """The texts of both rules have one distribution. Of three tokens, so that texts repeat and copies are made."""
-    llm, count, copied = all_built[kind].llm(FORMS[0]), 1500, Counter[bool]()
-    params: dict[str, Any] = {"temperature": 1.0, "max_tokens": 4, "ignore_eos": True}
-    params |= {"allowed_token_ids": [70, 71, 72], "logit_bias": {70: 0.5, 71: 0.2}}
-    prompt = [70, 71, 72, 70, 71, 72, 70, 71]
-
-    def frequencies(first: int, **rule: Any) -> np.ndarray:
-        asked = [SamplingParams(**params, seed=seed, **rule) for seed in range(first, first + count)]
-        texts = Counter(tuple(output.token_ids) for output in llm.generate([prompt] * count, asked))
-        return np.array([texts[text] for text in np.ndindex(3, 3, 3, 3) for text in [tuple(70 + t for t in text)]])
-
-    exact = frequencies(0, num_draft_tokens=0)
+def test_copied_tokens_are_point_masses_of_the_rejection_rule(
+    all_built: dict[str, Built], folder: Path, kind: str
+) -> None:
+    """Texts have the distribution of transformers. They are of three tokens, so that they repeat, and are copied."""
+    prompt, bias, count, copied = [70, 71, 72, 70, 71, 72, 70, 71], {70: 0.5, 71: 0.2, 72: 0.0}, 750, Counter[bool]()
+    llm = all_built[kind].llm(FORMS[0])
+    asked = {"rule": "rejection", "max_tokens": 4, "ignore_eos": True, "logit_bias": bias, "allowed_token_ids": [*bias]}
     with counted_copies(llm, copied):
-        rejecting = frequencies(10_000, rule="rejection")
+        outputs = llm.generate([prompt] * count, [SamplingParams(**asked, seed=seed) for seed in range(count)])
     assert copied[True] >= count
-    assert rejecting.sum() == exact.sum() == count
-    together = (exact + rejecting) / 2
-    seen = together > 0
-    statistic = (((exact - together) ** 2 + (rejecting - together) ** 2)[seen] / together[seen]).sum()
-    freedom = seen.sum() - 1
-    assert statistic < freedom + 4 * np.sqrt(2 * freedom)
+    texts = Counter(tuple(output.token_ids) for output in outputs)
+    all_texts = list(product(bias, repeat=4))
+    probabilities = probabilities_of(all_texts, Target(folder / "target").model, prompt, bias)
+    assert surprise(np.array([texts[text] for text in all_texts]), probabilities) < 4
+
+
+@torch.no_grad()
+def probabilities_of(texts: list[tuple[int, ...]], model: Any, prompt: list[int], bias: dict[int, float]) -> np.ndarray:
+    """The probability of each text after ``prompt`` among texts of the tokens of ``bias``."""
+    logits = model(torch.tensor([[*prompt, *text] for text in texts])).logits[:, len(prompt) - 1 : -1, [*bias]]
+    logprobs = (logits.double() + torch.tensor([*bias.values()])).log_softmax(-1)
+    chosen = torch.tensor([[[*bias].index(token) for token in text] for text in texts])
+    return logprobs.gather(-1, chosen[..., None]).sum((1, 2)).exp().numpy()
 
 
 @contextmanager
