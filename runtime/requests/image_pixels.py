@@ -18,6 +18,7 @@ from tandemrt.runtime.workers.sandbox.frames import WithBytes
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Cut = tuple[tuple[int, int], npt.NDArray[np.uint8]]  # rows and columns of patches, and these
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _MOST_STRETCHED = 200  # long side by short side, as the published preprocessing has it
 
@@ -67,12 +68,17 @@ def patches_in_worker(data: bytes | str, most: int, entry: VisionEntry) -> WithB
     except (binascii.Error, ValueError) as error:
         rule = "image: a data URL must hold base64 without line breaks"
         raise BadRequest(f"{rule}: {clipped(error)}; encode it again") from None
-    grid, images = parts(_opened(file, most), entry)
-    cuts = [in_patches(np.asarray(image), entry) for image in images]
+    grid, cuts = patches_of(upright(_opened(file, most)), entry)
     return WithBytes((grid, [shape for shape, _ in cuts]), b"".join(patches.data for _, patches in cuts))
 
 
-def in_patches(colours: npt.NDArray[np.uint8], entry: VisionEntry) -> tuple[tuple[int, int], npt.NDArray[np.uint8]]:
+def patches_of(image: "Image", entry: VisionEntry) -> tuple[tuple[int, int], list[Cut]]:
+    """Return the rows and columns of the tiles of an upright ``image``, and in_patches of each of its ``parts``."""
+    grid, images = parts(image, entry)
+    return grid, [in_patches(np.asarray(part), entry) for part in images]
+
+
+def in_patches(colours: npt.NDArray[np.uint8], entry: VisionEntry) -> Cut:
     """Cut ``colours`` [height, width, 3] into patches, without pixels that complete no square at an edge.
 
     Returns the rows and columns of patches, and these, square by square: [patches, colours].
@@ -87,33 +93,36 @@ def in_patches(colours: npt.NDArray[np.uint8], entry: VisionEntry) -> tuple[tupl
 
 
 def parts(image: "Image", entry: VisionEntry) -> "tuple[tuple[int, int], list[Image]]":
-    """Return ``image`` upright in RGB on white: the rows and columns of its tiles, these, and all of it, resized.
+    """Return the rows and columns of the tiles of an upright ``image``, these, and all of it, resized."""
+    from PIL.Image import Resampling
 
-    Raises BadRequest if it cannot be decoded.
-    """
+    size, how = resized(*image.size, entry), Resampling[entry.resample.upper()]
+    if entry.tiles is None:
+        return (0, 0), [image.resize(size, how)]
+    return cut(image, entry, entry.tiles, size, how)
+
+
+def upright(image: "Image") -> "Image":
+    """Return ``image`` decoded, upright, and in RGB on white. Raises BadRequest if it cannot be decoded."""
     from PIL import ImageOps
-    from PIL.Image import Resampling, alpha_composite, fromarray, new
+    from PIL.Image import alpha_composite, fromarray, new
 
     if image.mode in ("F", "I"):
         raise BadRequest(
             f"image: must have 8 or 16 bits per colour, received mode {image.mode!r}; convert it, white is 255"
         )
     try:
-        upright = ImageOps.exif_transpose(image)
-        if upright.mode.startswith("I;16"):  # Pillow would clip it, so that most greys become white
-            upright = fromarray((np.asarray(upright) >> 8).astype(np.uint8))
-        if upright.has_transparency_data:
-            upright = upright.convert("RGBA")
-            upright = alpha_composite(new("RGBA", upright.size, "white"), upright)
-        upright = upright.convert("RGB")
+        turned = ImageOps.exif_transpose(image)
+        if turned.mode.startswith("I;16"):  # Pillow would clip it, so that most greys become white
+            turned = fromarray((np.asarray(turned) >> 8).astype(np.uint8))
+        if turned.has_transparency_data:
+            turned = turned.convert("RGBA")
+            turned = alpha_composite(new("RGBA", turned.size, "white"), turned)
+        return turned.convert("RGB")
     except MemoryError:
         raise
     except Exception as error:  # decoders raise any exception for damaged data
         raise BadRequest(f"image: could not be decoded, it may be cut off: {clipped(error)}; send it again") from None
-    size, how = resized(*upright.size, entry), Resampling[entry.resample.upper()]
-    if entry.tiles is None:
-        return (0, 0), [upright.resize(size, how)]
-    return cut(upright, entry, entry.tiles, size, how)
 
 
 def require_pillow() -> None:

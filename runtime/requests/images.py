@@ -1,7 +1,8 @@
 """Images of a prompt: from messages to patches for the vision tower, and to positions of the decoder's tokens."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from itertools import accumulate, chain
 from os import PathLike
@@ -17,10 +18,16 @@ from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest, clipped, quoted
 from tandemrt.plugins.tensors import torch
-from tandemrt.runtime.requests.image_pixels import in_patches, parts, patches_in_worker, require_pillow
+from tandemrt.runtime.requests.image_pixels import (
+    Cut,
+    in_patches,
+    patches_in_worker,
+    patches_of,
+    require_pillow,
+    upright,
+)
 from tandemrt.runtime.requests.recent import Recent
 
-Cut = tuple[tuple[int, int], npt.NDArray[np.uint8]]  # rows and columns of patches, and these
 InWorker = Callable[..., Any]  # takes a description, a function and its arguments; returns the function's result
 PART_TYPES = ("image_url", "image", "file")
 _DETAILS = (None, "auto", "high", "original", "low")
@@ -44,13 +51,11 @@ class Image:
     before: Sequence[int] = ()
     salt: str | None = None
 
-    def __post_init__(self) -> None:
-        grid = f"{self.rows} {self.columns} ".encode()
-        digest = sha256(grid)
+    @cached_property
+    def digest(self) -> bytes:
+        digest = sha256(f"{self.rows} {self.columns} ".encode())
         digest.update(self.patches.reshape(-1).data)
-        object.__setattr__(self, "digest", digest.digest())
-
-    digest: bytes = field(init=False)
+        return digest.digest()
 
     @classmethod
     def of_pixels(cls, colours: npt.NDArray[np.uint8], entry: VisionEntry, before: Sequence[int] = ()) -> "Image":
@@ -164,6 +169,11 @@ class ImageSource:
     data: Any
     low: bool = False
 
+    @property
+    def key(self) -> Hashable:
+        """Equal for sources of one image."""
+        return self.low, self.data if isinstance(self.data, str | bytes | PathLike) else id(self.data)
+
 
 class ImageReader:
     """Takes images out of messages and turns them into patches, within the limits of ``options``."""
@@ -178,7 +188,7 @@ class ImageReader:
         self._media = MediaFetcher.of(options)
         self._tokenizer = tokenizer
         self._known: Recent[list[Image]] = Recent(_KEPT_BYTES)
-        self._in_process = Lock()
+        self._decoding = Lock()
 
     def with_image_tokens(self, text: str) -> str:
         """Return the ``text`` of a chat template with an image token for each image (VisionEntry.prompt_text)."""
@@ -214,9 +224,9 @@ class ImageReader:
             except (TypeError, ValueError) as error:
                 raise BadRequest(f"image: must be an array that Pillow takes, got {clipped(error)}") from None
         if isinstance(source, Pillow.Image):
-            with self._in_process:  # a prompt may have an image twice, and Pillow loads it when it is used first
-                grid, images = parts(source, entry)
-            return self._cut(entry, grid, [in_patches(np.asarray(part), entry) for part in images], salt)
+            with self._decoding:  # prompts may share an image, and Pillow decodes it when it is used first
+                source = upright(source)
+            return self._cut(entry, *patches_of(source, entry), salt)
         data, most = self._file(source), self._options.max_image_pixels
         content = data.encode(errors="surrogatepass") if isinstance(data, str) else data
         key = image.low, isinstance(data, str), sha256(content).digest(), salt

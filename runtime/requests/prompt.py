@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.options.options import BYTES_PER_TOKEN
-from tandemrt.engines.parallel.threads import map_ahead
+from tandemrt.engines.parallel.threads import SharedWork, map_ahead
 from tandemrt.engines.text.chat import ChatOptions
 from tandemrt.engines.text.chat_template import ChatTemplate, call_without_object, rendered
 from tandemrt.engines.text.control_tokens import MARKS, texts
@@ -182,8 +182,10 @@ class PromptReader:
         tokens, until = len(ids), time.monotonic() + self._timeout_s
         worker = partial(in_worker, processes=self._image_processes)
         read = partial(self._images.read, in_worker=worker, salt=salt)
+        once = {source.key: SharedWork(partial(read, source)) for source in sources}
         with released_worker():
-            for image in map_ahead(read, sources, _IMAGES_AT_ONCE, ahead=_IMAGES_AT_ONCE):
+            works = (once[source.key] for source in sources)
+            for image in map_ahead(SharedWork.result, works, _IMAGES_AT_ONCE, ahead=_IMAGES_AT_ONCE):
                 images.append(image)
                 tokens += sum(len(part.before) + len(part.prompt_tokens) for part in image) - 1
                 if tokens > self._limit:  # before further images need memory

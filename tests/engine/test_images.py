@@ -23,6 +23,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.contract.vision import VisionEntry
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
@@ -36,6 +37,7 @@ from tandemrt.runtime.check.run import check_engines
 from tandemrt.runtime.check.tower import check_tower, states_of
 from tandemrt.runtime.device.backends.opening import open_engines
 from tandemrt.runtime.llm.llm import LLM
+from tandemrt.runtime.requests.image_pixels import patches_of
 from tandemrt.runtime.requests.images import Image as Patches
 from tandemrt.runtime.requests.images import ImageReader, ImageSource
 from tandemrt.runtime.requests.prompt import Chat
@@ -231,18 +233,34 @@ def test_low_detail_is_512_pixels_squared(in_chunks: LLM) -> None:
 
 
 def test_images_of_a_prompt_are_read_at_once_and_stay_in_order(in_chunks: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    images = in_chunks._admission._prompts._images
-    assert images is not None
-    both, read = threading.Barrier(2), images.read
+    both = threading.Barrier(2)
 
-    def together(source: ImageSource, **options: Any) -> list[Any]:
+    def together(image: Image.Image, entry: VisionEntry) -> Any:
         both.wait(PATIENCE_S)
-        return read(source, **options)
+        return patches_of(image, entry)
 
     messages = asked(picture(1), "and", picture(2))
     alone = in_chunks.chat(messages, GREEDY)
-    monkeypatch.setattr(images, "read", together)
+    monkeypatch.setattr("tandemrt.runtime.requests.images.patches_of", together)
     assert in_chunks.chat(messages, GREEDY).token_ids == alone.token_ids
+
+
+def test_an_image_that_is_twice_in_a_prompt_is_read_once(in_chunks: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, low = ({"url": data_url(encoded(picture(1))), "detail": detail} for detail in ("high", "low"))
+    shown, other = picture(2), picture(2)
+    parts = [{"type": "image_url", "image_url": source} for source in (url, low, url)]
+    parts += [{"type": "image", "image": source} for source in (shown, other, shown)]
+    messages = [{"role": "user", "content": [*parts, {"type": "text", "text": "?"}]}]
+    expected, reads, read = in_chunks.chat(messages, GREEDY), [], ImageReader.read
+
+    def noted(reader: ImageReader, source: ImageSource, *arguments: Any, **options: Any) -> Any:
+        reads.append(source)
+        return read(reader, source, *arguments, **options)
+
+    monkeypatch.setattr(ImageReader, "read", noted)
+    result = in_chunks.chat(messages, GREEDY)
+    assert [source.low for source in reads] == [False, True, False, False]
+    assert (result.prompt_token_ids, result.token_ids) == (expected.prompt_token_ids, expected.token_ids)
 
 
 def test_no_image_is_begun_after_the_time_for_all_of_them(in_chunks: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
