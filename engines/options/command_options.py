@@ -17,28 +17,17 @@ Command = Callable[..., None]
 OPTIONS, SPECULATION, MEMORY, LIMITS, ADVANCED = "Options", "Speculation", "Memory", "Limits", "Advanced"
 SERVER, BUILDING = "Server", "Building a checkpoint"  # of options of the commands
 ORDER = (OPTIONS, SERVER, BUILDING, SPECULATION, MEMORY, LIMITS, ADVANCED)  # of panels in --help: common ones first
+# Limits of requests, which change no result of a request within them.
+REQUEST_LIMITS = (
+    "queue_limit", "max_prompt_bytes", "prompt_timeout_s", "max_images", "max_image_bytes", "max_image_pixels",
+    "max_image_memory", "allowed_media_domains", "max_grammar_bytes", "grammar_timeout_s", "fill_timeout_s",
+)  # fmt: skip
 # Panels of the options of RuntimeOptions; every other one is ADVANCED.
 PANELS = {
     **dict.fromkeys(("device", "threads"), OPTIONS),
     **dict.fromkeys(("num_draft_tokens", "adaptive_draft_tokens", "lookup", "draft_masks"), SPECULATION),
     **dict.fromkeys(("cache_tokens", "prefix_caching"), MEMORY),
-    **dict.fromkeys(
-        (
-            "queue_limit",
-            "prefill_chunk",
-            "max_prompt_bytes",
-            "prompt_timeout_s",
-            "max_images",
-            "max_image_bytes",
-            "max_image_pixels",
-            "max_image_memory",
-            "allowed_media_domains",
-            "max_grammar_bytes",
-            "grammar_timeout_s",
-            "fill_timeout_s",
-        ),
-        LIMITS,
-    ),
+    **dict.fromkeys(("prefill_chunk", *REQUEST_LIMITS), LIMITS),
 }
 
 

@@ -112,6 +112,11 @@ class Backend(Section):
         raise NotImplementedError
 
     @property
+    def attends_by_mask(self) -> bool:
+        """Whether graphs attend by ONNX's operator with masks."""
+        return self.lowering in ("mask", "basic")
+
+    @property
     def ranks(self) -> int:
         """Processes that the target is split over."""
         return 1

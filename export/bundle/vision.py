@@ -87,9 +87,9 @@ def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple
         if (backend := recipe.backend).lowering == "length" or backend.ranks > 1:
             rule = f"images are read by {CPU}, by {CUDA} with a paged cache on one GPU, or by TensorRT"
             raise BadRecipe(f"{rule}, not by this recipe's backend, {backend.name}; {TEXT_ONLY}")
-        tower = VisionTower.open(target, standard=backend.lowering in ("mask", "basic"))
-        if tower.spec.entry.both_ways:
-            _require_both_ways(tower.spec.entry, recipe, target)
+        tower = VisionTower.open(target, standard=backend.attends_by_mask)
+        if tower.spec.entry.both_ways and (problem := _both_ways_problem(tower.spec.entry, recipe, target)):
+            raise BadCheckpoint(f"{target.spec.family}: tokens of an image attend to later ones, {problem}")
         return tower, ()
     except (BadCheckpoint, BadRecipe) as error:
         if asked:
@@ -97,32 +97,17 @@ def open_tower(recipe: Recipe, target: Model) -> tuple[VisionTower | None, tuple
         return None, (f"target: images are not read, only text (target.images): {error}",)
 
 
-def _require_both_ways(entry: VisionEntry, recipe: Recipe, target: Model) -> None:
-    """Raise BadCheckpoint unless tokens of an image can attend to later ones."""
-    if recipe.backend.lowering in ("mask", "basic"):
-        raise BadCheckpoint(
-            f"{target.spec.family}: tokens of an image attend to later ones, which {CPU} and {CUDA} compute, not "
-            f"{recipe.backend.name}"
-        )
-    on_cpu = recipe.backend.lowering == "grouped"
-    if on_cpu and (target.compute != "float32" or not has_kernels()):
-        raise BadCheckpoint(
-            f"{target.spec.family}: tokens of an image attend to later ones, which {CPU} computes in float32, with a C "
-            f"compiler here; dtype is {target.compute}"
-        )
+def _both_ways_problem(entry: VisionEntry, recipe: Recipe, target: Model) -> str | None:
+    """Return why tokens of an image cannot attend to later ones, or None."""
+    if recipe.backend.attends_by_mask:
+        return f"which {CPU} and {CUDA} compute, not {recipe.backend.name}"
+    if target.on_cpu and (target.compute != "float32" or not has_kernels()):
+        return f"which {CPU} computes in float32, with a C compiler here; dtype is {target.compute}"
     if target.kv_dtype == FLOAT8:
-        raise BadCheckpoint(
-            f"{target.spec.family}: tokens of an image attend to later ones, which no kernel computes over a KV cache "
-            "in float8; leave kv_dtype out"
-        )
-    if target.spec.variants.sharing:
-        raise BadCheckpoint(
-            f"{target.spec.family}: tokens of an image attend to later ones, which layers that share caches do not "
-            f"support; num_kv_shared_layers is {target.spec.variants.sharing}"
-        )
+        return "which no kernel computes over a KV cache in float8; leave kv_dtype out"
+    if shared := target.spec.variants.sharing:
+        return f"which layers that share caches do not support; num_kv_shared_layers is {shared}"
     tokens, chunk = (entry.max_pixels // entry.factor**2), recipe.prefill_chunk(large=target.spec.large_calls)
     if chunk < tokens:
-        raise BadCheckpoint(
-            f"{target.spec.family}: limits.prefill_chunk should be at least the {tokens} tokens of an image, which "
-            f"attend to each other, it is {chunk}"
-        )
+        return f"so limits.prefill_chunk should be at least the {tokens} tokens of an image, it is {chunk}"
+    return None

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.status import Status
 
 from tandemrt.engines.bundle.bundle import Bundle
-from tandemrt.engines.options.command_options import takes_options
+from tandemrt.engines.options.command_options import REQUEST_LIMITS, takes_options
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.cli.arguments import BundlePath, Report, read_prompts
@@ -23,22 +23,7 @@ _MAX_PROMPTS = 256
 console = Console()
 
 
-@takes_options(
-    leave_out=(  # these options change no result
-        "queue_limit",
-        "profile",
-        "grammar_timeout_s",
-        "fill_timeout_s",
-        "max_grammar_bytes",
-        "max_prompt_bytes",
-        "prompt_timeout_s",
-        "max_images",
-        "max_image_bytes",
-        "max_image_pixels",
-        "max_image_memory",
-        "allowed_media_domains",
-    )
-)
+@takes_options(leave_out=(*REQUEST_LIMITS, "profile"))
 def check(
     bundle: BundlePath,
     out: Report = None,
