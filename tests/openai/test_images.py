@@ -238,6 +238,21 @@ def test_the_chat_page_sends_an_image_that_it_gets(served: Served, kind: str, fi
 
 
 @browser
+def test_a_file_that_is_no_image_of_the_server_or_the_browser_is_not_sent(served: Served) -> None:
+    with opened(served) as page:
+        page.evaluate("""(async () => {
+          await attach([new File(["no image"], "broken.png", {type: "image/png"})]);
+          const bitmap = new Uint8Array(58);  // a BMP of one pixel
+          bitmap.set([66, 77, 58, 0, 0, 0, 0, 0, 0, 0, 54, 0, 0, 0, 40, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 0, 24]);
+          await attach([new File([bitmap], "a.bmp", {type: "image/bmp"})]);
+        })()""")
+        page.wait_for("images.length === 1")
+        assert page.evaluate("images[0].slice(0, 15)") == "data:image/jpeg"
+        alert = page.evaluate("document.querySelector('[role=alert]').textContent")
+        assert alert == "broken.png is no image that this browser reads."
+
+
+@browser
 def test_an_image_can_be_removed_and_a_large_one_is_made_smaller(served: Served) -> None:
     with opened(served) as page:
         page.evaluate("""(async () => {
