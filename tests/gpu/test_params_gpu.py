@@ -23,7 +23,8 @@ TAGS = {
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     folder = tmp_path_factory.mktemp("params") / "tiny"
-    with LLM(tiny(folder, backend=paged(), dtype="bfloat16", length=160), synthetic_rule=True) as opened:
+    bundle = tiny(folder, backend=paged(), dtype="bfloat16", length=160)
+    with LLM(bundle, synthetic_rule=True, adaptive_draft_tokens=False) as opened:
         yield opened
 
 

@@ -1,4 +1,4 @@
-"""A trained model on a GPU: no text differs between autoregressive decoding and speculation."""
+"""A trained model that drafts for itself on a GPU: no text differs between autoregressive decoding and speculation."""
 
 import importlib.util
 import itertools
@@ -19,7 +19,8 @@ name = "smollm2"
 checkpoint = "{weights}"
 dtype = "{dtype}"
 [draft]
-kind = "ngram"
+kind = "model"
+checkpoint = "{weights}"
 num_draft_tokens = 4
 [limits]
 batch = 64
@@ -58,7 +59,7 @@ def test_speculation_changes_no_text_of_a_trained_model(tmp_path: Path, weights:
     recipe = tmp_path / "r.toml"
     recipe.write_text(RECIPE.format(weights=weights, dtype=dtype, capability=compute_capabilities()[0]))
     bundle = build(Recipe.load(recipe), tmp_path / "bundle").folder
-    with LLM(bundle, device="cuda") as llm:
+    with LLM(bundle, device="cuda", adaptive_draft_tokens=False, lookup=True) as llm:
         for temperature in (0.0, 0.8):
             plain, drafted = (
                 llm.generate(
@@ -73,4 +74,4 @@ def test_speculation_changes_no_text_of_a_trained_model(tmp_path: Path, weights:
                 for num_draft_tokens in (0, 4)
             )
             assert [output.token_ids for output in drafted] == [output.token_ids for output in plain]
-            assert sum(output.speculation.num_accepted_draft_tokens for output in drafted) > COUNT
+            assert sum(output.speculation.num_accepted_draft_tokens for output in drafted) > 20 * COUNT
