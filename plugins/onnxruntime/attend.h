@@ -110,21 +110,22 @@ TARGET INLINE void NAME(add_block)(Token* tokens, const float* restrict keys, co
     for (; at < dim; at += STEP) NAME(mix)(tokens, at, values, dim, seen, count, 2);
 }
 
-/* Compute one head of some tokens; ``item`` counts heads, then tokens, then rows. */
+/* Compute some heads of some tokens that read one KV head; ``item`` counts parts, then KV heads, then rows. */
 TARGET static void NAME(attend)(void* work, size_t item) {
     const Call* call = work;
-    const size_t dim = call->dim, window = call->sliding_window, parts = count_of(call->query, TOKENS);
-    const size_t head = item % call->heads, row = item / call->heads / parts;
-    const size_t from = item / call->heads % parts * TOKENS, left = call->query - from;
-    const size_t kv_head = row * call->kv_heads + head / (call->heads / call->kv_heads);
-    const size_t width = (call->heads + 2 * call->kv_heads) * dim, count = left < TOKENS ? left : TOKENS;
-    const float* keys = call->keys + kv_head * call->capacity * dim;
-    const float* values = call->values + kv_head * call->capacity * dim;
-    float queries[TOKENS * WIDEST];
-    Token tokens[TOKENS];
+    const size_t dim = call->dim, window = call->sliding_window, group = call->heads / call->kv_heads;
+    const size_t part = item % call->parts, row = item / call->parts / call->kv_heads, all = group * call->query;
+    const size_t kv_head = item / call->parts % call->kv_heads;
+    const size_t from = all * part / call->parts, count = all * (part + 1) / call->parts - from;
+    const size_t width = (call->heads + 2 * call->kv_heads) * dim;
+    const size_t at = (row * call->kv_heads + kv_head) * call->capacity * dim;
+    const float *keys = call->keys + at, *values = call->values + at;
+    float queries[ROWS * WIDEST];
+    Token tokens[ROWS];
     size_t most = 0; /* keys that a token sees */
     for (size_t t = 0; t < count; t++) {
-        const size_t token = row * call->query + from + t, position = (size_t)call->index[row] + from + t;
+        const size_t of_row = (from + t) / group, head = kv_head * group + (from + t) % group;
+        const size_t token = row * call->query + of_row, position = (size_t)call->index[row] + of_row;
         float* query = queries + t * dim;
         tokens[t] = (Token){.query = query, .mixed = call->out + (token * call->heads + head) * dim, .most = -INFINITY};
         tokens[t].first = window && position >= window ? position + 1 - window : 0;
@@ -136,7 +137,7 @@ TARGET static void NAME(attend)(void* work, size_t item) {
         memset(tokens[t].mixed, 0, sizeof(float) * dim);
     }
     for (size_t done = 0; done < most; done += KEYS) {
-        size_t begin[TOKENS], seen[TOKENS]; /* of the block of each token */
+        size_t begin[ROWS], seen[ROWS]; /* of the block of each token */
         for (size_t t = 0; t < count; t++) {
             begin[t] = tokens[t].first + done;
             seen[t] = begin[t] >= tokens[t].end ? 0 : tokens[t].end - begin[t] < KEYS ? tokens[t].end - begin[t] : KEYS;

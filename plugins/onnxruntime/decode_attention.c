@@ -5,13 +5,15 @@
  */
 #include <math.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "custom_operator.h"
 #include "vectors.h"
 
 #define KEYS 64     /* keys of a block */
-#define TOKENS 12   /* tokens of an item: all of them use a block while it is in a cache */
-#define TOGETHER 3  /* of them, those that use a key or value while it is in a register */
+#define ROWS 24     /* heads of tokens of an item at most: all of them use a block while it is in a cache */
+#define TOKENS 12   /* tokens of an item whose rows have one head, where processors would have too few items */
+#define TOGETHER 3  /* rows that use a key or value while it is in a register */
 #define STEP 16     /* a head has a multiple of these values */
 #define WIDEST 1024 /* values of a head at most */
 #define INPUTS 7    /* the last is optional */
@@ -24,6 +26,7 @@ typedef struct {
     float *keys, *values;       /* [batch, kv_heads, capacity, dim] */
     float* out;                 /* [batch, query, heads, dim] */
     size_t batch, query, heads, kv_heads, dim, capacity, half, sliding_window;
+    size_t parts; /* items of a KV head and a row of the batch */
     float scale;
 } Call;
 
@@ -39,7 +42,7 @@ typedef float Quarter __attribute__((vector_size(16), aligned(4)));
 
 #define UNROLL _Pragma("GCC unroll 8") /* else arrays of vectors do not stay in registers */
 
-/* A token of an item, with its weights of a block and what it has of the blocks before. */
+/* A head of a token of an item, with its weights of a block and what it has of the blocks before. */
 typedef struct {
     float weights[KEYS]; /* before: scores */
     const float* query;
@@ -61,7 +64,7 @@ INLINE void rotate(const Call* call, const float* restrict from, size_t position
 }
 
 /* Write the new keys and values into the cache. */
-INLINE void write(const Call* call) {
+INLINE void append(const Call* call) {
     const size_t dim = call->dim, width = (call->heads + 2 * call->kv_heads) * dim;
     for (size_t token = 0; token < call->batch * call->query; token++) {
         const size_t row = token / call->query, position = (size_t)call->index[row] + token % call->query;
@@ -101,6 +104,7 @@ INLINE void write(const Call* call) {
 typedef struct {
     OrtApi api;
     int64_t heads, sliding_window;
+    size_t processors;
     float scale;
     void (*attend)(void* call, size_t item);
 } Kernel;
@@ -158,8 +162,12 @@ static OrtStatus* compute(void* self, void* context) {
     if (call.batch * call.query == 0) goto done;
     TRY(API(TENSOR_DATA, OrtStatus*, const void*, void**)(output, &made));
     call.keys = present[0], call.values = present[1], call.out = made;
-    write(&call);
-    TRY(parallel(api, context, kernel->attend, call.batch * count_of(call.query, TOKENS) * call.heads, &call));
+    append(&call);
+    const size_t group = call.heads / call.kv_heads, others = call.batch * call.kv_heads;
+    const size_t fewest = count_of(group * call.query, ROWS), most = group * count_of(call.query, TOKENS);
+    const size_t wanted = count_of(kernel->processors, others);
+    call.parts = wanted < fewest ? fewest : wanted < most ? wanted : most;
+    TRY(parallel(api, context, kernel->attend, others * call.parts, &call));
 done:
     return status;
 }
@@ -167,7 +175,7 @@ done:
 static OrtStatus* init(OrtApi api, const void* info, void* made) {
     OrtStatus* status = NULL;
     Kernel* kernel = made;
-    *kernel = (Kernel){api, 0, 0, 0.0f, attend_portable};
+    *kernel = (Kernel){api, 0, 0, (size_t)sysconf(_SC_NPROCESSORS_ONLN), 0.0f, attend_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernel->attend = attend_avx2;
 #endif
