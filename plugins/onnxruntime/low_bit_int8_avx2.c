@@ -1,7 +1,5 @@
 /* Rows of low_bit_int8_matmul with AVX2. */
 #if defined(__x86_64__) && !defined(PORTABLE)
-#include <stdlib.h>
-
 #include "low_bit_int8_loads.h"
 
 AVX2 void low_bit_int8_round_avx2(const Call* call, size_t row) {
@@ -167,42 +165,14 @@ AVX2 INLINE __m256i unpack(const uint8_t* weight, size_t pair, const int second,
 #define EACH EACH_6
 #include "low_bit_int8_block.h"
 
-/* Unpack weights of 5 bits of two tiles for several blocks of rows: of each four inputs those of both tiles. */
-AVX2 INLINE void unpack_tiles(const Call* call, size_t tile, uint8_t* to) {
-    const size_t bytes = call->steps * STEP_BYTES(5), next = call->width - tile * COLUMNS > COLUMNS ? bytes : 0;
-    const uint8_t* weight = call->weight + tile * bytes;
-    for (size_t step = 0; step < call->steps; step++, weight += STEP_BYTES(5)) {
-        __m256i planes[2] = {load_words(weight + 128), load_words(weight + next + 128)};
-        UNROLL
-        for (int i = 0; i < 16; i++, to += 32) {
-            const __m256i words = unpack(weight + i % 2 * next, (size_t)i / 4, i / 2 % 2, 5, &planes[i % 2]);
-            _mm256_store_si256((__m256i*)to, words);
-        }
-    }
-}
-
 #define CASE(rows) \
-    case rows: block_##rows(call, tile, r, bits, by_table, 0, NULL); break;
-#define UNPACKED_CASE(rows) \
-    case rows: block_##rows(call, tile, r, bits, 0, 1, unpacked); break;
+    case rows: block_##rows(call, tile, r, bits, by_table); break;
 
 AVX2 INLINE void blocks(const Call* call, size_t first, size_t last, size_t row, size_t end, const int bits,
                         const int by_table) {
-    const size_t all = count_of(end - row, MOST_ROWS);
-    uint8_t* unpacked = bits == 5 && all > 1 ? aligned_alloc(64, call->steps * 2 * COLUMNS * STEP) : NULL;
-    for (size_t tile = first; tile < last; tile += TILES_OF(by_table ? 8 : bits)) {
-        if (unpacked) unpack_tiles(call, tile, unpacked);
-        for (size_t r = row, left = all, rows; left; left--, r += rows) {
+    for (size_t tile = first; tile < last; tile += TILES_OF(by_table ? 8 : bits))
+        for (size_t r = row, left = count_of(end - row, MOST_ROWS), rows; left; left--, r += rows) {
             rows = count_of(end - r, left); /* blocks of about equal size */
-            if (unpacked) {
-                switch (rows) {
-                    UNPACKED_CASE(3)
-                    UNPACKED_CASE(4)
-                    UNPACKED_CASE(5)
-                    UNPACKED_CASE(6)
-                }
-                continue;
-            }
             switch (rows) {
                 CASE(1)
                 CASE(2)
@@ -212,8 +182,6 @@ AVX2 INLINE void blocks(const Call* call, size_t first, size_t last, size_t row,
                 CASE(6)
             }
         }
-    }
-    free(unpacked);
 }
 
 AVX2 void low_bit_int8_rows_avx2(const Call* call, size_t first, size_t last, size_t row, size_t end) {

@@ -49,10 +49,8 @@
 #define STORE(r) memcpy(call->out + (row + r) * call->width + tile * COLUMNS, &sums[2 * r], size);
 
 /* Compute rows of two tiles, or of one if integers of 8 bits are multiplied. ``bits`` and ``by_table`` are constants. A
- * tile that is missing computes the first one again. ``ready``, a constant: ``unpacked`` are weights of unpack_tiles.
- */
-AVX2 INLINE void NAME(const Call* call, size_t tile, size_t row, const int bits, const int by_table, const int ready,
-                      const uint8_t* unpacked) {
+ * tile that is missing computes the first one again. */
+AVX2 INLINE void NAME(const Call* call, size_t tile, size_t row, const int bits, const int by_table) {
     const int wide = by_table ? 8 : bits; /* of an integer that is multiplied */
     const size_t tiles = TILES_OF(wide), parts = PARTS(bits), pairs = 4 / parts, steps = call->steps;
     const size_t bytes = steps * STEP_BYTES(bits), left = call->width - tile * COLUMNS;
@@ -76,18 +74,16 @@ AVX2 INLINE void NAME(const Call* call, size_t tile, size_t row, const int bits,
     EACH(DECLARE)
     for (size_t step = 0; step < steps; step++, weight += STEP_BYTES(bits)) {
         __asm__("" : "+m"(sums)); /* in memory: the registers are for the sums of integers */
-        if (!ready) {             /* the processor's own prefetches do not follow two tiles */
-            UNROLL
-            for (size_t line = 0; line < STEP_BYTES(bits); line += 64) {
-                _mm_prefetch(weight + tiles * bytes + line, _MM_HINT_T1);
-                if (tiles == 2) _mm_prefetch(weight + 3 * bytes + line, _MM_HINT_T1);
-            }
+        UNROLL
+        for (size_t line = 0; line < STEP_BYTES(bits); line += 64) { /* the processor's own do not follow two tiles */
+            _mm_prefetch(weight + tiles * bytes + line, _MM_HINT_T1);
+            if (tiles == 2) _mm_prefetch(weight + 3 * bytes + line, _MM_HINT_T1);
         }
         UNROLL
         for (size_t part = 0; part < parts; part++, left_in_group--) {
             const size_t inputs = SUM_OF(parts, part);
             __m256i plane = {0}, next_plane = {0};
-            if (!ready && (bits == 5 || bits == 6)) {
+            if (bits == 5 || bits == 6) {
                 plane = load_words(weight + 128 + 32 * part);
                 next_plane = load_words(weight + next * bytes + 128 + 32 * part);
             }
@@ -95,19 +91,12 @@ AVX2 INLINE void NAME(const Call* call, size_t tile, size_t row, const int bits,
             _Pragma("GCC unroll 1") for (size_t pair = part * pairs; pair < (part + 1) * pairs; pair++) {
                 UNROLL
                 for (int half = 0; half < 2; half++) {
-                    __m256i low, high;
-                    if (ready) {
-                        low = load_words(unpacked);
-                        high = load_words(unpacked + 32);
-                        unpacked += 64;
-                    } else {
-                        low = unpack(weight, pair, half, bits, &plane);
-                    }
+                    __m256i low = unpack(weight, pair, half, bits, &plane), high;
                     if (wide == 8) {
                         if (by_table) low = _mm256_shuffle_epi8(load_table(call->table), low);
                         high = _mm256_and_si256(_mm256_srli_epi16(low, 4), _mm256_set1_epi8(15));
                         low = _mm256_and_si256(low, _mm256_set1_epi8(15));
-                    } else if (!ready) {
+                    } else {
                         high = unpack(weight + next * bytes, pair, half, bits, &next_plane);
                     }
                     EACH(ADD)
