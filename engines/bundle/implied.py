@@ -57,7 +57,7 @@ def _implied(manifest: Manifest, name: EngineName) -> Contract:
     if name == "draft" and draft.traits.reads_cache:  # of layers of the target
         of_target = _decoder_sizes(manifest, "target")["heads"]
         caches = {layer: of_target[layer] for layer in sizes["heads"] if layer in of_target}
-        read = {field: sizes[field] for field in ("capacity", "vocab", "dtype")}
+        read = {field: sizes[field] for field in ("capacity", "vocab", "dtype", "cache")}
         return contract.assistant(caches=caches, hidden=features, **read)
     if name in DRAFT_LAYERS and "fuse" in manifest.engines:
         parallel, further = draft.traits.parallel, DRAFT_LAYERS[1] in manifest.engines

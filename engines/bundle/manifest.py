@@ -266,7 +266,8 @@ class Manifest(Record):
 
         ``context`` writes into the draft's and has none. An assistant reads the target's and has none.
         """
-        engines = [(name, engine.contract) for name, engine in self.engines.items() if name != "context"]
+        others = {"context", *(["draft"] if self.draft.traits.reads_cache else [])}
+        engines = [(name, engine.contract) for name, engine in self.engines.items() if name not in others]
         updated = [(name, contract[source]) for name, contract in engines for _, source in contract.aliases]
         return [(name, binding) for name, binding in updated if binding.name.startswith("past_")]
 

@@ -155,8 +155,7 @@ def decoder(
     caches: dict[str, tuple[str, tuple[Dim, ...]]] = {}
     for layer in range(layers):
         if layer not in recurrent or layer in heads:
-            kv, dim = heads.get(layer, (kv_heads, head_dim))
-            shape: tuple[Dim, ...] = ("blocks", kv, BLOCK_SIZE, dim) if paged else ("batch", kv, capacity, dim)
+            shape = _cache_shape(cache, *heads.get(layer, (kv_heads, head_dim)), capacity)
             caches |= {f"{kind}.{layer}": (kv_dtype or dtype, shape) for kind in kinds}
         if layer not in recurrent:
             continue
@@ -185,6 +184,12 @@ def decoder(
         ),
         aliases=tuple((f"present_{name}", f"past_{name}") for name in caches),
     )
+
+
+def _cache_shape(cache: CacheKind, kv_heads: int, head_dim: int, capacity: int) -> tuple[Dim, ...]:
+    if cache == "paged":
+        return "blocks", kv_heads, BLOCK_SIZE, head_dim
+    return "batch", kv_heads, capacity, head_dim
 
 
 def _images(fed: tuple[Dim, ...], width: int, dtype: str) -> tuple[Binding, ...]:
@@ -245,19 +250,34 @@ def draft_head(*, hidden: int, dtype: str, parallel: bool = False, further: bool
     )
 
 
-def assistant(*, caches: Mapping[int, tuple[int, int]], hidden: int, capacity: int, vocab: int, dtype: str) -> Contract:
-    """Return the contract of a draft head that reads keys and values of its target over a linear cache, and has none.
+def assistant(
+    *,
+    caches: Mapping[int, tuple[int, int]],
+    hidden: int,
+    capacity: int,
+    vocab: int,
+    dtype: str,
+    cache: CacheKind = "linear",
+) -> Contract:
+    """Return the contract of a draft head that reads keys and values of its target, and has none.
 
     ``caches``: the KV heads and the head size of those layers of the target. ``write_index`` is the position of the
-    text's newest token, whose keys and values are not cached yet, for all tokens of a draft window.
+    text's newest token, whose keys and values are not cached yet, for all tokens of a draft window. Operators over a
+    paged cache update it in place, here by nothing.
     """
-    base = draft_head(hidden=hidden, layers=0, kv_heads=0, head_dim=0, capacity=capacity, vocab=vocab, dtype=dtype)
-    read = (
-        Binding(f"past_{kind}.{layer}", dtype, ("batch", kv, capacity, dim))
-        for layer, (kv, dim) in caches.items()
+    sizes: dict[str, Any] = {"capacity": capacity, "vocab": vocab, "dtype": dtype, "cache": cache}
+    base = draft_head(hidden=hidden, layers=0, kv_heads=0, head_dim=0, **sizes)
+    shapes = {
+        f"{kind}.{layer}": _cache_shape(cache, *heads, capacity)
+        for layer, heads in caches.items()
         for kind in ("key", "value")
+    }
+    updated = shapes if cache == "paged" else {}
+    return Contract(
+        (*base.inputs, *(Binding(f"past_{name}", dtype, shape) for name, shape in shapes.items())),
+        (*base.outputs, *(Binding(f"present_{name}", dtype, shape) for name, shape in updated.items())),
+        aliases=tuple((f"present_{name}", f"past_{name}") for name in updated),
     )
-    return Contract((*base.inputs, *read), base.outputs)
 
 
 def fuse(*, features: int, hidden: int, dtype: str) -> Contract:

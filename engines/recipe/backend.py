@@ -88,7 +88,7 @@ class Backend(Section):
     folder: ClassVar[str]
     library: ClassVar[Library | None] = None
     runs_on_cpu: ClassVar[bool] = False
-    drafts: ClassVar[tuple[str, ...]] = tuple(kind for kind, needs in DRAFT_KINDS.items() if not needs.reads_cache)
+    drafts: ClassVar[tuple[str, ...]] = tuple(DRAFT_KINDS)
     times_kernels: ClassVar[bool] = False
     static_float8: ClassVar[bool] = False
     no_other_dtype: ClassVar[str] = ""

@@ -9,7 +9,6 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import AfterValidator, Field
 
 from tandemrt.engines.contract.contract import CacheKind
-from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.contract.dtypes import BITS, COMPUTE
 from tandemrt.engines.contract.gpus import COMPUTE_CAPABILITIES, KernelCapability
 from tandemrt.engines.recipe.backend import Backend, DefaultLimits, DeviceKind, Library, Lowering, each_once
@@ -24,7 +23,6 @@ class OnnxRuntimeCpu(Backend):
     device: ClassVar[DeviceKind] = "cpu"
     folder: ClassVar[str] = "onnxruntime"
     runs_on_cpu: ClassVar[bool] = True
-    drafts: ClassVar[tuple[str, ...]] = tuple(DRAFT_KINDS)
     no_other_dtype: ClassVar[str] = "which has no bfloat16 kernels"
     default_limits: ClassVar[DefaultLimits | None] = DefaultLimits(batch=4, memory_share=0.5)
     name: Literal["onnxruntime-cpu"]

@@ -47,7 +47,9 @@ class _TensorRtBackend(Backend):
 
     folder: ClassVar[str] = "tensorrt"
     # Those that run over a linear cache without onnxruntime's operators.
-    drafts: ClassVar[tuple[str, ...]] = tuple(kind for kind in Backend.drafts if not DRAFT_KINDS[kind].block)
+    drafts: ClassVar[tuple[str, ...]] = tuple(
+        kind for kind, traits in DRAFT_KINDS.items() if not traits.block and not traits.reads_cache
+    )
     no_other_dtype: ClassVar[str] = "whose attention layer has no other"
 
     @property

@@ -69,7 +69,7 @@ class FeatureDraft:
         lowerings: supported lowerings.
         scores_all_tokens: a draft over the full vocabulary uses the target's lm_head if it has none of its own.
         borrows_layers: all tensors of its graphs come from the target's checkpoint (MTP).
-        embeds_as_target: it reads the target's embeddings, as wide and scaled as there.
+        reads_cache: it reads the target's KV cache, and its embeddings, as wide and scaled as there.
     """
 
     read: Callable[[Any, Checkpoint, ModelSpec], ReadDraft]
@@ -79,7 +79,7 @@ class FeatureDraft:
     lowerings: tuple[Lowering, ...] = get_args(Lowering)
     scores_all_tokens: bool = False
     borrows_layers: bool = False
-    embeds_as_target: bool = False
+    reads_cache: bool = False
 
 
 def _read_eagle3(section: HeadDraft, checkpoint: Checkpoint, target: ModelSpec, *, parallel: bool) -> ReadDraft:
@@ -206,7 +206,7 @@ FEATURE_DRAFTS: Mapping[str, FeatureDraft] = {
     "eagle3": FeatureDraft(partial(_read_eagle3, parallel=False), _eagle3_graphs),
     "peagle": FeatureDraft(partial(_read_eagle3, parallel=True), _eagle3_graphs, _parallel_entry),
     "mtp": FeatureDraft(_read_mtp, _mtp_graphs, _mtp_entry, _mtp_notes, scores_all_tokens=True, borrows_layers=True),
-    "assistant": FeatureDraft(_read_assistant, _assistant_graphs, lowerings=("grouped",), embeds_as_target=True),
+    "assistant": FeatureDraft(_read_assistant, _assistant_graphs, lowerings=("grouped", "paged"), reads_cache=True),
     "dflash": FeatureDraft(_read_block, _dflash_graphs, **_BLOCK_DRAFT),
     "dflash2": FeatureDraft(partial(_read_block, of=DFlash2Spec), _dflash2_graphs, **_BLOCK_DRAFT),
     "dspark": FeatureDraft(partial(_read_block, of=DSparkSpec), _dspark_graphs, **_BLOCK_DRAFT),

@@ -157,8 +157,8 @@ class DraftHead:
         """Raise BadRecipe if the draft has no graphs in ``lowering``."""
         if supported_lowering(lowering, self.spec.layer) not in self.kind.lowerings:
             raise BadRecipe(
-                f"a block draft needs backend.name {CPU!r}, with heads of a multiple of 16 values, or {CUDA!r} with a "
-                f"paged cache, and an assistant the former; got heads of {self.spec.head_dim} over cache "
+                f"a block draft or an assistant needs backend.name {CPU!r}, with heads of a multiple of 16 values, or "
+                f"{CUDA!r} with a paged cache; got heads of {self.spec.head_dim} over cache "
                 f"{'paged' if lowering == 'paged' else 'linear'!r}; choose another backend or draft"
             )
 
@@ -171,10 +171,10 @@ def _borrowed(
     if kind.scores_all_tokens and head.draft_vocab == head.vocab:
         wanted[LM_HEAD_WEIGHT] = "model.embed_tokens.weight" if spec.tied else "lm_head.weight"
     wanted = {name: source for name, source in wanted.items() if name not in checkpoint.tensors}
-    if EMBEDDING in wanted and head.layer.hidden != spec.hidden and not kind.embeds_as_target:
+    if EMBEDDING in wanted and head.layer.hidden != spec.hidden and not kind.reads_cache:
         raise mismatch("hidden_size", f"the target's, {spec.hidden}, whose embedding it reads", head.layer.hidden)
     plain = {
-        EMBEDDING: kind.embeds_as_target or spec.scales.embedding == 1.0,
+        EMBEDDING: kind.reads_cache or spec.scales.embedding == 1.0,
         LM_HEAD_WEIGHT: spec.scales.logits == 1.0 and not spec.scales.logits_softcap,
     }
     for name in wanted:

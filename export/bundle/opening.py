@@ -33,6 +33,11 @@ def open_models(recipe: Recipe) -> Models:
         head = DraftHead.open(recipe.draft, target.source, target.spec, dtype=target.compute, length=length)
         require_support(head, recipe)
         head.require_lowering(recipe.backend.lowering)
+        if head.kind.reads_cache and target.kv_dtype == FLOAT8:
+            raise BadRecipe(
+                f"draft.kind {recipe.draft.kind!r} reads the target's KV cache, which must be in its compute dtype; "
+                f'got {target.kv_dtype!r}; choose another draft, or write target.kv_dtype = "{target.compute}"'
+            )
         return target, head
     if not isinstance(recipe.draft, ModelDraft):
         return (target,)

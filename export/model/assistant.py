@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from tandemrt.engines.contract.contract import CacheKind
 from tandemrt.export.graph.builder import GraphBuilder
 from tandemrt.export.graph.lowering import Lowering
 from tandemrt.export.graph.weights import Weights
@@ -20,6 +21,7 @@ from tandemrt.export.model.grouped_attention import GroupedAttention
 from tandemrt.export.model.layers import decoder_layers
 from tandemrt.export.model.linear import Linear
 from tandemrt.export.model.lowerings import STRATEGIES
+from tandemrt.export.model.paged_attention import PagedAttention
 from tandemrt.export.model.scale import scaled_by
 from tandemrt.export.read.assistant import TOKEN_ORDERING, AssistantSpec, token_groups
 from tandemrt.export.read.checkpoint import Checkpoint
@@ -35,26 +37,30 @@ def build_assistant(
 
     Raises BadCheckpoint, by name, for a tensor that is missing, unused or misshapen.
     """
-    layer, names = spec.layer, spec.contract(capacity=capacity, dtype=dtype)
+    cache: CacheKind = "paged" if lowering == "paged" else "linear"
+    layer, names = spec.layer, spec.contract(capacity=capacity, dtype=dtype, cache=cache)
     b = GraphBuilder("draft")
     w = Weights(checkpoint, b, dtype)
     graph_inputs = {binding.name: b.input(binding) for binding in names.inputs}
-    for source, _ in spec.caches:  # see Variants.sources
-        for kind in ("key", "value"):
-            for name in ("past", "present"):
-                graph_inputs[f"{name}_{kind}.{layer.layers + source}"] = graph_inputs[f"past_{kind}.{source}"]
+    read_as = {
+        f"{kind}.{source}": f"{kind}.{layer.layers + source}"  # see Variants.sources
+        for source, _ in spec.caches
+        for kind in ("key", "value")
+    }
+    for stored, name in read_as.items():
+        graph_inputs[f"past_{name}"] = graph_inputs[f"present_{name}"] = graph_inputs[f"past_{stored}"]
     with b.scope("embedding"):
         table = w.stored(EMBEDDING, (layer.vocab, spec.target_hidden))
         word = b.cast(b.op("Gather", table, graph_inputs["token_ids"]), dtype)
         both = b.op("Concat", scaled_by(b, word, spec.embedding_scale, dtype), graph_inputs["states"], axis=-1)
         stream = Linear.stored("pre_projection", layer.hidden)(b, both, w)
-    normed, _ = decoder_layers(
+    normed, present = decoder_layers(
         b,
         stream,
         w,
         layer,
         graph_inputs,
-        replace(STRATEGIES[lowering], attention=_over_earlier_tokens),
+        replace(STRATEGIES[lowering], attention=_over_earlier_blocks if lowering == "paged" else _over_earlier_rows),
         capacity=capacity,
         features=(),
         norms_all=False,
@@ -65,7 +71,8 @@ def build_assistant(
         # A text of one token has no keys to read, so its drafts must not depend on what the cache held.
         has_earlier = b.cast(b.op("Greater", graph_inputs["write_index"], b.constant([0])), dtype)
         normed = b.op("Mul", normed, b.op("Unsqueeze", has_earlier, b.constant([1, 2])))
-        graph_outputs = {"next_states": Linear.stored("post_projection", spec.target_hidden)(b, normed, w)}
+        graph_outputs = {f"present_{stored}": present[f"present_{name}"] for stored, name in read_as.items()}
+        graph_outputs["next_states"] = Linear.stored("post_projection", spec.target_hidden)(b, normed, w)
         if spec.centroids:
             graph_outputs["logits"] = _logits_of_groups(b, normed, w, spec, token_groups(checkpoint, spec))
         else:
@@ -77,14 +84,28 @@ def build_assistant(
     return b.model(STRATEGIES[lowering].functions(layer, dtype))
 
 
-def _over_earlier_tokens(
+def _over_earlier_rows(
     b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
 ) -> GroupedAttention:
     """Return attention of queries at ``write_index`` over the entries before it."""
     attention = GroupedAttention.in_place(b, spec, graph_inputs, capacity=capacity, dtype=dtype)
-    last = b.op("Max", b.op("Sub", graph_inputs["write_index"], b.constant([1])), b.constant([0]))
+    last = _position_before(b, graph_inputs)
     most = b.op("Add", b.op("ReduceMax", last, keepdims=1), b.constant([1]))
     return replace(attention, seqlens_k=b.cast(last, "int32"), total_sequence_length=b.cast(most, "int32"))
+
+
+def _over_earlier_blocks(
+    b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
+) -> PagedAttention:
+    """Return the same over a paged cache: for the operator queries are one position earlier, and so are angles."""
+    earlier = {**graph_inputs, "write_index": _position_before(b, graph_inputs)}
+    return PagedAttention.over_blocks(b, spec, earlier, capacity=capacity, dtype=dtype, first_angle=1)
+
+
+def _position_before(b: GraphBuilder, graph_inputs: Mapping[str, ir.Value]) -> ir.Value:
+    last = b.op("Max", b.op("Sub", graph_inputs["write_index"], b.constant([1])), b.constant([0]))
+    last.shape = graph_inputs["write_index"].shape
+    return last
 
 
 def _logits_of_groups(
@@ -96,11 +117,12 @@ def _logits_of_groups(
     """
     vocab = spec.draft_vocab
     w.skip(TOKEN_ORDERING)
-    scores = Linear.stored("masked_embedding.centroids", spec.centroids)(b, x, w)
+    scores = b.cast(Linear.stored("masked_embedding.centroids", spec.centroids)(b, x, w), "float32")
     _, groups = b.ops("TopK", scores, b.constant([spec.active]), outputs=2)
     ids = b.op("Reshape", b.op("Gather", b.constant(tokens_of), groups), b.constant([0, 0, -1]))
-    rows = b.cast(b.op("Gather", w.stored(f"{_TABLE}.weight", (vocab, spec.layer.hidden)), ids), w.dtype)
-    logits = b.op("ReduceSum", b.op("Mul", rows, b.op("Unsqueeze", x, b.constant([2]))), b.constant([-1]), keepdims=0)
-    least = b.op("Sub", b.op("ReduceMin", logits, b.constant([-1])), b.constant(1.0, w.dtype))
-    others = b.op("Expand", least, b.op("Concat", b.op("Shape", x, end=2), b.constant([vocab]), axis=0))
-    return b.op("ScatterElements", others, ids, logits, axis=2)
+    rows = b.op("Gather", w.stored(f"{_TABLE}.weight", (vocab, spec.layer.hidden)), ids)
+    products = b.op("Mul", b.cast(rows, "float32"), b.cast(b.op("Unsqueeze", x, b.constant([2])), "float32"))
+    logits = b.op("ReduceSum", products, b.constant([-1]), keepdims=0)
+    least = b.op("Sub", b.op("ReduceMin", logits, b.constant([-1])), b.constant(1.0, "float32"))
+    others = b.op("Add", least, b.op("ConstantOfShape", b.constant([vocab])))  # a Shape node would run on the host
+    return b.cast(b.op("ScatterElements", others, ids, logits, axis=2), w.dtype)

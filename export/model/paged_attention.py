@@ -49,14 +49,26 @@ class PagedAttention:
 
     @classmethod
     def over_blocks(
-        cls, b: GraphBuilder, spec: ModelSpec, graph_inputs: Mapping[str, ir.Value], *, capacity: int, dtype: str
+        cls,
+        b: GraphBuilder,
+        spec: ModelSpec,
+        graph_inputs: Mapping[str, ir.Value],
+        *,
+        capacity: int,
+        dtype: str,
+        first_angle: int = 0,
     ) -> "PagedAttention":
-        """Make tables for every position of a row's blocks, to the end of the last block."""
+        """Make tables for every position of a row's blocks, to the end of the last block.
+
+        ``first_angle``: the position whose angles position 0 gets.
+        """
         by_token, positions = "positions" in graph_inputs, table_width(capacity) * BLOCK_SIZE
         used = dict.fromkeys(
             (None if by_token else spec.rope_of(layer), spec.heads_of(layer).dim) for layer in range(spec.layers)
         )
-        tables = {(rope, dim): whole_head_tables(b, rope, dim // 2, positions, dtype) for rope, dim in used}
+        tables = {
+            (rope, dim): whole_head_tables(b, rope, dim // 2, positions, dtype, first_angle) for rope, dim in used
+        }
         names = [binding.name for binding in SCHEMAS["window_attention"].inputs if binding.name in graph_inputs]
         place = {name: graph_inputs[name] for name in names if name != "image_ends"}
         if not by_token:

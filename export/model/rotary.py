@@ -107,15 +107,17 @@ def _token_tables(b: GraphBuilder, tables: Tables, rope: Rope, positions: ir.Val
     return cosine, sine
 
 
-def whole_head_tables(b: GraphBuilder, rope: Rope | None, pairs: int, positions: int, dtype: str) -> Tables:
-    """Return the tables of ``rotary_tables`` with ``pairs`` columns.
+def whole_head_tables(
+    b: GraphBuilder, rope: Rope | None, pairs: int, positions: int, dtype: str, first: int = 0
+) -> Tables:
+    """Return the tables of ``rotary_tables`` with ``pairs`` columns, from position ``first`` on.
 
     Pairs that the rule does not rotate get angle 0; so do all pairs if ``rope`` is None.
     """
     frequencies, magnitude = ((), 1.0) if rope is None else (rope.frequencies, rope.magnitude)
     unrotated = pairs - len(frequencies)
     magnitudes = magnitude if magnitude == 1.0 else [magnitude] * len(frequencies) + [1.0] * unrotated
-    return _tables(b, (*frequencies, *[0.0] * unrotated), magnitudes, positions, dtype)
+    return _tables(b, (*frequencies, *[0.0] * unrotated), magnitudes, positions, dtype, first)
 
 
 def head_order(rope: Rope | None, head_dim: int) -> list[int]:
@@ -150,15 +152,20 @@ def query_scales(b: GraphBuilder, spec: ModelSpec, positions: int, dtype: str) -
     return b.cast(b.op("Unsqueeze", table, b.constant([1])), dtype)
 
 
-def arange(b: GraphBuilder, stop: int) -> ir.Value:
-    """Return 0, 1, 2, …, int64[stop]."""
-    return b.op("Range", b.constant(0), b.constant(stop), b.constant(1))
+def arange(b: GraphBuilder, stop: int, start: int = 0) -> ir.Value:
+    """Return ``start``, ``start`` + 1, …, below ``stop``, int64."""
+    return b.op("Range", b.constant(start), b.constant(stop), b.constant(1))
 
 
 def _tables(
-    b: GraphBuilder, frequencies: Sequence[float], magnitude: float | Sequence[float], positions: int, dtype: str
+    b: GraphBuilder,
+    frequencies: Sequence[float],
+    magnitude: float | Sequence[float],
+    positions: int,
+    dtype: str,
+    first: int = 0,
 ) -> Tables:
-    ramp = b.op("Unsqueeze", b.cast(arange(b, positions), "float32"), b.constant([1]))
+    ramp = b.op("Unsqueeze", b.cast(arange(b, first + positions, first), "float32"), b.constant([1]))
     angles = b.op("Mul", ramp, b.constant(frequencies, "float32"))
     tables = [b.op("Cos", angles), b.op("Sin", angles)]
     if magnitude != 1.0:

@@ -82,9 +82,9 @@ class AssistantSpec(DraftHeadSpec):
         spec.require_fit(target)
         return spec
 
-    def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:  # noqa: ARG002
-        """Return the bindings of the head; ``capacity``: tokens to a row of the target's cache."""
-        sizes: dict[str, Any] = {"capacity": capacity, "vocab": self.draft_vocab, "dtype": dtype}
+    def contract(self, *, capacity: int, dtype: str, cache: CacheKind = "linear") -> Contract:
+        """Return the bindings of the head; ``capacity`` and ``cache`` are those of the target."""
+        sizes: dict[str, Any] = {"capacity": capacity, "vocab": self.draft_vocab, "dtype": dtype, "cache": cache}
         return contract.assistant(caches=dict(self.caches), hidden=self.target_hidden, **sizes)
 
 

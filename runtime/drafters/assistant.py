@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+from tandemrt.engines.contract.calls import NO_PROMPTS
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.device.backends.base import Call, Engine
@@ -16,15 +17,16 @@ from tandemrt.runtime.requests.running import RunningRequest
 
 
 class TargetRows:
-    """The rows of the target's linear cache that a draft reads (a Cache)."""
+    """The part of the target's cache that a draft reads (a Cache)."""
 
     def __init__(self, target: Cache, engine: Engine) -> None:
-        names = [binding.name for binding in engine.contract.inputs if binding.name in target.tensors]
-        self.tensors = {name: target.tensors[name] for name in names}
+        self._target = target
+        self._read = {binding.name for binding in engine.contract.inputs}
+        self.tensors = {name: tensor for name, tensor in target.tensors.items() if name in self._read}
 
     def rows(self, start: int, count: int) -> dict[str, torch.Tensor]:
         """See Cache.rows."""
-        return {name: tensor[start : start + count] for name, tensor in self.tensors.items()}
+        return {name: tensor for name, tensor in self._target.rows(start, count).items() if name in self._read}
 
     def bind(
         self,
@@ -52,6 +54,7 @@ class AssistantDrafter(NullHooks):
     def __init__(self, draft: DraftResources, sampler: StepSampler) -> None:
         """``draft``: its cache has the target's rows."""
         self.window = draft.window
+        self.reads_prompts_late = draft.layout.packed
         self._draft = draft
         self._sampler = sampler
         features = draft.buffers.features
@@ -72,7 +75,7 @@ class AssistantDrafter(NullHooks):
         self._state.view(self._draft.slots, 1, self._hidden)[slot].zero_()
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
-        """See Drafter.prefill."""
+        """See Drafter.prefill. Over a paged cache the first round of a text computes the state."""
         (slots, count), features = tokens.shape, self._draft.buffers.prompt_features
         assert features is not None
         newest = self._newest.view(self._draft.slots, 1)[slot : slot + slots]
@@ -110,7 +113,7 @@ class AssistantDrafter(NullHooks):
         tokens = self._sampler.tokens[step - 1, :batch, None] if step else self._newest.view(batch, 1)
         states = self._own_states[(step - 1) % 2] if step else self._state
         others = {
-            "states": states.view(batch, 1, self._hidden),
+            "states": states.view(*draft.layout.token_shape(batch, 1, NO_PROMPTS), self._hidden),
             "next_states": self._own_states[step % 2].view(batch, 1, self._hidden),
         }
         index = draft.state.view("length", batch)

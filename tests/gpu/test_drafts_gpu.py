@@ -15,21 +15,43 @@ from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.export.bundle.publish import publish
 from tests.eagle3 import LATENT as SMALL
-from tests.engine.draft_kinds import EAGLE3, KINDS, SIZES, Target
+from tests.engine.decoding import make_checkpoint
+from tests.engine.draft_kinds import EAGLE3, KINDS, SIZES, Kind, Target
+from tests.engine.test_assistant import save_assistant
 from tests.gpu.here import needs_float8
 from tests.gpu.rounds import MIXED, SCHEMA, drive, output_of, paged, where_texts_part
-from tests.makers import tiny_checkpoint, write_recipe
+from tests.gpu.test_deployed_models_gpu import config_of
+from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 
 FLOAT8, LATENT = "eagle3 in float8", "eagle3 with latent attention"
+IN_ONE_GROUP = range(64, 68)
 
 
-@pytest.fixture(scope="module", params=[*KINDS, LATENT, pytest.param(FLOAT8, marks=needs_float8)])
+def save_assistant_of_gemma4(folder: Path, target: Target) -> None:
+    """Write an assistant that seldom drafts other tokens than these, and in place of ``target`` one of Gemma 4.
+
+    Heads have the sizes of published ones.
+    """
+    vocab = dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB)
+    gemma4 = make_checkpoint(config_of("gemma4", **vocab, eos_token_id=5), tiny_tokenizer(target.folder))
+    assistant = save_assistant(folder, gemma4, use_ordered_embeddings=True, num_centroids=20)
+    with torch.no_grad():
+        assistant.model.embed_tokens.weight[IN_ONE_GROUP] *= 30
+        assistant.masked_embedding.token_ordering.copy_(torch.arange(VOCAB).roll(-IN_ONE_GROUP[0]))
+        assistant.masked_embedding.centroids.weight.zero_()  # the first groups are scored
+    assistant.save_pretrained(folder)
+
+
+DRAFTS = KINDS | {"assistant": Kind(save_assistant_of_gemma4, window=4, known=lambda _folder: IN_ONE_GROUP)}
+
+
+@pytest.fixture(scope="module", params=[*DRAFTS, LATENT, pytest.param(FLOAT8, marks=needs_float8)])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """A bundle in bfloat16, and parameters under which many drafts are accepted."""
     name = "eagle3" if request.param in (FLOAT8, LATENT) else request.param
-    kind, folder = KINDS[name], tmp_path_factory.mktemp(name)
+    kind, folder = DRAFTS[name], tmp_path_factory.mktemp(name)
     target = tiny_checkpoint(folder / "target", **SIZES)
     if request.param == LATENT:
         widths = {**SMALL, "kv_lora_rank": 512, "qk_rope_head_dim": 64}  # the kernel's
