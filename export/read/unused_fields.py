@@ -1,6 +1,7 @@
 """Fields of a config.json that do not change the graph: with any value, or with the values listed here."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 # By reason: fields without effect, with any value.
@@ -44,6 +45,7 @@ UNUSED_FIELDS = {
         "exponential_decay_length_penalty",
     ),
 }
+_UNUSED = frozenset(chain.from_iterable(UNUSED_FIELDS.values()))
 UNUSED_PREFIXES = ("unsloth_",)  # notes of a tool that saved a copy
 
 # Field -> values without effect; other values are rejected.
@@ -70,7 +72,7 @@ NO_EFFECT_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 def is_unused(name: str) -> bool:
     """Whether a field never changes the graph, with any value."""
-    return name.startswith(UNUSED_PREFIXES) or any(name in names for names in UNUSED_FIELDS.values())
+    return name in _UNUSED or name.startswith(UNUSED_PREFIXES)
 
 
 def runs_the_same_model(auto_map: object, architecture: str) -> bool:
