@@ -123,7 +123,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         for checkpoint in recipe.checkpoints().values():
             reading.enter_context(locked(checkpoint, shared=True))  # `models rm` removes no locked folder
         check_destination(out, recipe.name, force=force)  # another build may have finished since the first check
-        beside = _compiled_beside(recipe, models, folder, reading)
+        ahead = _compile_ahead(recipe, models, folder, reading)
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
             tower = None if tower is None else tower.placed(folder / VISION)
@@ -144,8 +144,8 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         for graph in (*graphs(recipe, models), *(() if tower is None else (tower.graph(recipe.limits.length),))):
             cut = is_cut(graph, recipe)
             with clock.step(f"Build, cut and check {graph.name}" if cut else f"Build, compile and check {graph.file}"):
-                begun_before = beside.get(graph.name)
-                compiled = begun_before.result() if begun_before else compile_graph(graph, recipe, folder, compiling)
+                work = ahead.get(graph.name)
+                compiled = work.result() if work else compile_graph(graph, recipe, folder, compiling)
             engines[graph.name], rewrites[graph.name] = compiled.engine, compiled.rewrites
             notes += compiled.notes
         ranks: list[EngineEntry] = []
@@ -196,7 +196,7 @@ class _Clock:
         self.steps.append(BuildStep(title, time.perf_counter() - start))
 
 
-def _compiled_beside(
+def _compile_ahead(
     recipe: Recipe, models: Models, folder: Path, reading: ExitStack
 ) -> dict[EngineName, SharedWork[CompiledEngine]]:
     """Begin to compile the graphs without weights on a CPU, while weights are written; ``reading`` waits for it."""
