@@ -61,6 +61,7 @@ def behaviours() -> dict[str, Callable[[HttpFrontend], str]]:
         "1,000,000 lists": lambda frontend: frontend.post("/v1/chat/completions", _LISTS),
         "text/plain": lambda frontend: _status(frontend, b"Content-Type: text/plain\r\n"),
         "another host's name": lambda frontend: _status(frontend, b"Host: evil.example\r\n"),
+        "a body of two lengths": lambda frontend: _status(frontend, b"Transfer-Encoding: chunked\r\n"),
     }
 
 
@@ -116,10 +117,13 @@ def _read_nothing(frontend: HttpFrontend) -> str:
 
 
 def _status(frontend: HttpFrontend, header: bytes) -> str:
-    """Send a request with ``header`` in place of the usual one of its name, and return the status line."""
+    """Send a request with ``header``, which replaces the usual one of its name. Raises RuntimeError if it is served."""
     name = header.partition(b":")[0]
-    lines = [header if line.startswith(name) else line for line in _HEAD.splitlines(keepends=True)]
-    return refused(_status_line(frontend, _request(b'{"prompt": "x"}', head=b"".join(lines))))
+    lines = [line for line in _HEAD.splitlines(keepends=True) if not line.startswith(name)]
+    status = _status_line(frontend, _request(b'{"prompt": "x"}', head=b"".join([*lines, header])))
+    if " 200 " in status:
+        raise RuntimeError(f"{header.decode().strip()}: {status}")
+    return refused(status)
 
 
 def _response(frontend: HttpFrontend, body: bytes) -> str:

@@ -75,6 +75,7 @@ def _grammars() -> dict[str, Make]:
         "brackets 5,000 deep": "(" * 5000 + "a" + ")" * 5000,
         "the n-th letter from the end": "(a|b)*a(a|b){40}",
         "20,000 words": "|".join(f"word{i}" for i in range(20_000)),
+        "a character of value 0": "\\x00a",
         "2,300 sets of either case": "(?i)" + "[\u0100-\uffff]" * 2300,
     }
     choices = {
