@@ -1,7 +1,7 @@
 """The checked settings of one request's constraint, and the mask rows that depend on nothing else."""
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -86,7 +86,8 @@ class ConstraintRules:
         self.base, self.base_without_stops, self._answer_without_stops = rows
         self.may_think = thinking is not None and all(map(self.base.allows, thinking.think_start))
         self.thinking_rows: dict[tuple[int, int], FixedRow] = {}  # by matcher node and `in_prompt`, with a grammar
-        self.ordinary = (_shared_ordinary if shares else _ordinary)(self.base_without_stops, self.matcher)
+        ordinary = _shared_ordinary(thinking) if shares else _ordinary
+        self.ordinary = ordinary(self.base_without_stops, self.matcher)
 
     def symbols(self, token: int) -> Sequence[int]:
         """Return the symbols of ``token``; without a thinking rule a token is one symbol."""
@@ -126,10 +127,21 @@ def _ordinary(allowed: FixedRow, matcher: DelimiterMatcher | None) -> OrdinaryTo
     return OrdinaryTokens(32 * len(allowed.words), decide)
 
 
+def _shared_ordinary(thinking: ThinkingRule | None) -> Callable[[FixedRow, DelimiterMatcher | None], OrdinaryTokens]:
+    """Return ``_ordinary`` with a cache. That of a matcher ends with its vocabulary, which the matcher keeps."""
+    if thinking is None:
+        return _ordinary_without_delimiters
+    derived = thinking.vocabulary.derived
+    if _ordinary not in derived:
+        derived[_ordinary] = lru_cache(maxsize=64)(_ordinary)
+    cached: Callable[[FixedRow, DelimiterMatcher | None], OrdinaryTokens] = derived[_ordinary]
+    return cached
+
+
 # Requests with the same stop tokens have the same objects, so the rows of a slot need no copy to the device when the
 # next request joins it (MaskRows), and one look-up finds the ordinary tokens of all slots (SteadyRows).
 _shared_rows = lru_cache(maxsize=64)(_base_rows)
-_shared_ordinary = lru_cache(maxsize=64)(_ordinary)
+_ordinary_without_delimiters = lru_cache(maxsize=64)(_ordinary)
 
 
 def _ids(name: str, tokens: Iterable[int], valid: int) -> list[int]:

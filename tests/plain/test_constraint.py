@@ -1,5 +1,9 @@
 """Behaviour of a constraint: the tokens each phase allows, how reasoning blocks end, how requests end."""
 
+import gc
+from dataclasses import replace
+from weakref import ref
+
 import numpy as np
 import pytest
 
@@ -67,6 +71,20 @@ def test_without_a_thinking_rule_a_request_begins_in_the_answer():
     state = constraint(prompt=[THINK])
     assert state.phase is Phase.ANSWER
     assert allowed(state) == EVERYTHING
+
+
+def test_requests_share_their_ordinary_tokens_and_keep_no_vocabulary_of_a_closed_model():
+    """A process that opened and closed models kept the vocabularies of 64 of them."""
+    vocabulary = replace(VOCABULARY)
+    thinking = ThinkingRule((THINK,), [(END,)], (END,), vocabulary=vocabulary)
+    one, other = (Constraint(WIDTH, [STOP], thinking=thinking, valid_tokens=VALID) for _ in range(2))
+    assert one._rules.ordinary is other._rules.ordinary
+    assert A in one._rules.ordinary
+    assert THINK not in one._rules.ordinary
+    closed = ref(vocabulary)
+    del vocabulary, thinking, one, other
+    gc.collect()
+    assert closed() is None
 
 
 # Tokens that each phase allows.
