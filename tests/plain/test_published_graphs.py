@@ -8,7 +8,8 @@ published_graphs.txt has the number of nodes and a digest of each graph. After a
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar, cast
 from unittest.mock import patch
@@ -18,11 +19,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.contract.dtypes import COMPUTE
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.graph.builder import DTYPES
 from tandemrt.export.graph.lowering import Lowering, supported_lowering
 from tandemrt.export.graph.weights import Weights
 from tandemrt.export.model.decoder import build_decoder
+from tandemrt.export.read.assistant import TOKEN_ORDERING
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
 from tandemrt.export.read.recurrent_layers import ShortConvolution
 from tandemrt.export.read.spec import ModelSpec
@@ -33,18 +37,8 @@ FILE = Path(__file__).parent / "published_graphs.txt"
 EXPERTS, CAPACITY = 4, 64
 DTYPE_OF: dict[Lowering, str] = {"grouped": "float32", "paged": "bfloat16"}
 _Record = TypeVar("_Record")
+STATES = ("state_index", "commit_index", "prompt_state_index")  # a short convolution keeps its latest inputs alone
 _SHOWN = 8  # values of a constant
-
-
-class AnyWeights(Weights):
-    """Weights that a checkpoint has in whatever shape a graph asks for."""
-
-    def _find(self, name: str) -> StoredTensor:
-        return StoredTensor(name, self.dtype, (), Path(f"{name}.safetensors"), 0, 0)
-
-    def _claim(self, name: str, shape: Any, dtypes: Any = ()) -> StoredTensor:
-        dtype = dtypes[0] if dtypes and self.dtype not in dtypes else self.dtype
-        return dataclasses.replace(self._find(name), dtype=dtype, shape=tuple(shape))
 
 
 def few_layers(spec: ModelSpec) -> ModelSpec:
@@ -146,31 +140,48 @@ def _content(tensor: ir.TensorProtocol | None) -> str:
     return " ".join(f"{value:.3g}" for value in shown)
 
 
+def any_weights() -> AbstractContextManager[Any]:
+    """While it is open, a checkpoint has every weight, in whatever shape a graph asks for; what it reads is zeros."""
+    stack = ExitStack()
+    stack.enter_context(patch.multiple(Weights, _find=_found, _claim=_claimed, finish=lambda _: None))
+    stack.enter_context(patch.object(Checkpoint, "read", _zeros))
+    return stack
+
+
 def checked(name: str) -> Iterator[tuple[Lowering, str]]:
     """The text of each graph of a published config, whose contract it keeps."""
-    with patch("tandemrt.export.model.decoder.Weights", AnyWeights), patch.object(Checkpoint, "read", _zeros):
+    with any_weights():
         for lowering, spec, model in graphs(json.loads(PUBLISHED[name][0])):
-            require_contract(model, spec, lowering)
+            sizes = {"dtype": DTYPE_OF.get(lowering, "float32"), "cache": "paged" if lowering == "paged" else "linear"}
+            unread = STATES if isinstance(spec.recurrent, ShortConvolution) else ()
+            require_bound(model, spec.contract(capacity=CAPACITY, **cast("Any", sizes)), unread)
             yield lowering, "\n".join(described(model))
 
 
+def _found(weights: Weights, name: str) -> StoredTensor:
+    return StoredTensor(name, weights.dtype, (), Path(f"{name}.safetensors"), 0, 0)
+
+
+def _claimed(weights: Weights, name: str, shape: Sequence[int], dtypes: Sequence[str] = COMPUTE) -> StoredTensor:
+    dtype = weights.dtype if weights.dtype in dtypes else dtypes[0]
+    return dataclasses.replace(_found(weights, name), dtype=dtype, shape=tuple(shape))
+
+
 def _zeros(_: Checkpoint, name: str, shape: tuple[int, ...], dtypes: tuple[str, ...]) -> Any:  # noqa: ARG001
-    return np.zeros(shape, np.float32)
+    return np.arange(shape[0]) if name == TOKEN_ORDERING else np.zeros(shape, np.float32)
 
 
-def require_contract(model: ir.Model, spec: ModelSpec, lowering: Lowering) -> None:
-    """A graph binds what the runtime binds: the inputs and outputs of its contract, in name, dtype and shape."""
-    contract = spec.contract(
-        capacity=CAPACITY, dtype=DTYPE_OF.get(lowering, "float32"), cache="paged" if lowering == "paged" else "linear"
-    )
+def require_bound(model: ir.Model, contract: Contract, unread: Collection[str] = ()) -> None:
+    """A graph binds what the runtime binds: the inputs and outputs of its contract, in name, dtype and shape.
+
+    It reads all of its inputs except ``unread``.
+    """
     for bound, values in ((contract.inputs, model.graph.inputs), (contract.outputs, model.graph.outputs)):
         expected = [(each.name, DTYPES[each.dtype], [str(dim) for dim in each.shape]) for each in bound]
         assert [_bound(value) for value in values] == expected
-    # A short convolution keeps no state but its latest inputs.
-    states = {"state_index", "commit_index", "prompt_state_index"}
     read = {value for node in model.graph.all_nodes() for value in node.inputs}
-    unread = [value.name for value in model.graph.inputs if value not in read]
-    assert {*unread} <= (states if isinstance(spec.recurrent, ShortConvolution) else set()), unread
+    left = {value.name for value in model.graph.inputs if value not in read}
+    assert left <= {*unread}, f"inputs that nothing reads: {left}"
 
 
 def _bound(value: ir.Value) -> tuple[str | None, ir.DataType | None, list[str]]:
@@ -178,8 +189,11 @@ def _bound(value: ir.Value) -> tuple[str | None, ir.DataType | None, list[str]]:
 
 
 def line(name: str) -> str:
-    graphs = [f"{lowering} {len(text.splitlines())} {crc32(text.encode()):08x}" for lowering, text in checked(name)]
-    return f"{name}: {'; '.join(graphs)}"
+    return f"{name}: {'; '.join(digest(lowering, text) for lowering, text in checked(name))}"
+
+
+def digest(kind: str, text: str) -> str:
+    return f"{kind} {len(text.splitlines())} {crc32(text.encode()):08x}"
 
 
 @pytest.mark.skipif(not has_kernels(), reason="graphs differ without a C compiler")
