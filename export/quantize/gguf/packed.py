@@ -25,7 +25,7 @@ from tandemrt.export.read.quantization.scheme import Scheme
 from tandemrt.export.read.values import read_values
 
 Bytes = npt.NDArray[np.uint8]
-_VALUES_AT_ONCE = 1 << 18  # of a part: they stay in a cache, and threads share a matrix
+_VALUES_AT_ONCE = 1 << 20  # of a part: threads share a matrix, and numpy spends no time between its calls
 _ROWS = 8  # rows of a part are a multiple of this, as outputs of a tile are
 # The bits of a byte as the fifth bits of eight integers: one word for each byte.
 _FIFTH_BITS = ((np.arange(256)[:, None] >> np.arange(8) & 1) << 4).astype(np.uint8).view(np.uint64)[:, 0]
@@ -105,7 +105,7 @@ def read_gguf_mxfp4(module: str, tensors: Mapping[str, StoredTensor], scheme: Sc
     """Read the weight of ``module``, in MXFP4, as floats. Raises BadCheckpoint for a malformed tensor."""
     rows, _ = gguf_shape(module, tensors, scheme)
     blocks = read_values(find(tensors, f"{module}.weight")).reshape(rows, -1, _TYPES["MXFP4"].nbytes)
-    return mxfp4_matrix(_halves(blocks[:, :, 1:]), 2 * _doubled_scales(blocks))
+    return mxfp4_matrix(_halves(_bytes(blocks, 1, 16)), 2 * _doubled_scales(blocks))
 
 
 def _matrix(stored: _Type, blocks: Bytes, inner: int) -> QuantizedMatrix:
@@ -121,14 +121,20 @@ def _matrix(stored: _Type, blocks: Bytes, inner: int) -> QuantizedMatrix:
     )
 
 
+def _bytes(blocks: Bytes, at: int, count: int) -> Bytes:
+    """Return ``count`` bytes of each block from byte ``at`` on, [rows, blocks, count]; numpy copies a void at once."""
+    return blocks[:, :, at : at + count].view(np.dtype((np.void, count))).copy().view(np.uint8)
+
+
 def _float16(blocks: Bytes, at: int) -> npt.NDArray[np.float16]:
     """Return the float16 numbers at byte ``at`` of the blocks, [rows, blocks]."""
-    return np.ascontiguousarray(blocks[:, :, at : at + 2]).view("<f2")[:, :, 0]
+    return _bytes(blocks, at, 2).view("<f2")[:, :, 0]
 
 
 def _halves(stored: Bytes) -> Bytes:
     """Return the low halves of all bytes of the last axis, then the high halves."""
-    return np.concatenate([stored & 15, stored >> 4], axis=-1)
+    run = np.dtype((np.void, stored.shape[-1]))
+    return np.concatenate([(stored & 15).view(run), (stored >> 4).view(run)], axis=-1).view(np.uint8)
 
 
 def _read_4_or_5_bits(bits: int, *, offsets: bool) -> Callable[[Bytes], _Values]:
@@ -136,38 +142,37 @@ def _read_4_or_5_bits(bits: int, *, offsets: bool) -> Callable[[Bytes], _Values]
     begin = 4 if offsets else 2
 
     def read(blocks: Bytes) -> _Values:
-        integers = _halves(blocks[:, :, -16:])
+        integers = _halves(_bytes(blocks, blocks.shape[2] - 16, 16))
         if bits == 5:
-            integers |= _FIFTH_BITS.take(blocks[:, :, begin : begin + 4]).view(np.uint8)
+            integers |= _FIFTH_BITS.take(_bytes(blocks, begin, 4)).view(np.uint8)
         return _Values(integers, _float16(blocks, 0), _float16(blocks, 2) if offsets else None)
 
     return read
 
 
 def _read_q8_0(blocks: Bytes) -> _Values:
-    return _Values(blocks[:, :, 2:] ^ np.uint8(128), _float16(blocks, 0))
+    return _Values(_bytes(blocks, 2, 32) ^ np.uint8(128), _float16(blocks, 0))
 
 
 def _read_q4_k(blocks: Bytes) -> _Values:
-    return _two_levels(blocks, _in_eight_groups(blocks[:, :, 16:]))
+    return _two_levels(blocks, _in_eight_groups(_bytes(blocks, 16, 128)))
 
 
 def _read_q5_k(blocks: Bytes) -> _Values:
-    integers = _in_eight_groups(blocks[:, :, 48:])
-    upper = blocks[:, :, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # a bit for each group
+    integers = _in_eight_groups(_bytes(blocks, 48, 128))
+    upper = _bytes(blocks, 16, 32)[:, :, None] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # a bit for each group
     integers |= upper << 4
     return _two_levels(blocks, integers)
 
 
 def _in_eight_groups(stored: Bytes) -> Bytes:
     """Return integers [rows, blocks, 8 groups, 32]; 32 bytes hold a group in their low halves, the next in the high."""
-    quarters = stored.reshape(*stored.shape[:2], 4, 1, 32)
-    return np.concatenate([quarters & 15, quarters >> 4], axis=3).reshape(*stored.shape[:2], 8, 32)
+    return _halves(stored.reshape(*stored.shape[:2], 4, 32)).reshape(*stored.shape[:2], 8, 32)
 
 
 def _two_levels(blocks: Bytes, integers: Bytes) -> _Values:
     """Return the values of Q4_K or Q5_K; 12 bytes hold 8 scales and 8 minima of 6 bits."""
-    first, second, rest = (blocks[:, :, at : at + 4] for at in (4, 8, 12))
+    first, second, rest = (_bytes(blocks, at, 4) for at in (4, 8, 12))
     subscales = np.concatenate([first & 63, rest & 15 | first >> 6 << 4], axis=-1)
     suboffsets = np.concatenate([second & 63, rest >> 4 | second >> 6 << 4], axis=-1)
     scales, minima = _float16(blocks, 0), _float16(blocks, 2)
@@ -175,15 +180,15 @@ def _two_levels(blocks: Bytes, integers: Bytes) -> _Values:
 
 
 def _read_q6_k(blocks: Bytes) -> _Values:
-    low = blocks[:, :, :128].reshape(*blocks.shape[:2], 2, 1, 64)
-    upper = blocks[:, :, 128:192].reshape(*blocks.shape[:2], 2, 1, 32)
-    integers = np.concatenate([low & 15, low >> 4], axis=3).reshape(*blocks.shape[:2], 2, 4, 32)
+    low = _bytes(blocks, 0, 128).reshape(*blocks.shape[:2], 2, 64)
+    upper = _bytes(blocks, 128, 64).reshape(*blocks.shape[:2], 2, 1, 32)
+    integers = _halves(low).reshape(*blocks.shape[:2], 2, 4, 32)
     integers |= (upper >> np.array([0, 2, 4, 6], np.uint8)[:, None] & 3) << 4
-    return _Values(integers, _float16(blocks, 208), subscales=np.ascontiguousarray(blocks[:, :, 192:208]).view(np.int8))
+    return _Values(integers, _float16(blocks, 208), subscales=_bytes(blocks, 192, 16).view(np.int8))
 
 
 def _read_mxfp4(blocks: Bytes) -> _Values:
-    return _Values(_halves(blocks[:, :, 1:]), _doubled_scales(blocks))
+    return _Values(_halves(_bytes(blocks, 1, 16)), _doubled_scales(blocks))
 
 
 def _doubled_scales(blocks: Bytes) -> npt.NDArray[np.float32]:
@@ -193,14 +198,14 @@ def _doubled_scales(blocks: Bytes) -> npt.NDArray[np.float32]:
 
 
 def _read_iq4_nl(blocks: Bytes) -> _Values:
-    return _Values(_halves(blocks[:, :, 2:]), _float16(blocks, 0))
+    return _Values(_halves(_bytes(blocks, 2, 16)), _float16(blocks, 0))
 
 
 def _read_iq4_xs(blocks: Bytes) -> _Values:
-    lower = _halves(blocks[:, :, 4:8, None]).reshape(*blocks.shape[:2], 8)  # of the scales of eight groups
-    upper = np.ascontiguousarray(blocks[:, :, 2:4]).view("<u2") >> np.arange(0, 16, 2) & 3
+    lower = _halves(_bytes(blocks, 4, 4)[..., None]).reshape(*blocks.shape[:2], 8)  # of the scales of eight groups
+    upper = _bytes(blocks, 2, 2).view("<u2") >> np.arange(0, 16, 2) & 3
     subscales = (lower | upper << 4).astype(np.int8) - np.int8(32)
-    integers = _halves(blocks[:, :, 8:].reshape(*blocks.shape[:2], 8, 16))
+    integers = _halves(_bytes(blocks, 8, 128).reshape(*blocks.shape[:2], 8, 16))
     return _Values(integers, _float16(blocks, 0), subscales=subscales)
 
 

@@ -73,6 +73,6 @@ def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(tokens)
     writer.add_token_types([gguf.TokenType.CONTROL if token in added else gguf.TokenType.NORMAL for token in tokens])
-    writer.add_token_merges(merges or ["Ġ Ġ"])  # readers require one
+    writer.add_token_merges(merges or ["Ġ {"])  # readers require one; filler tokenizers have its token
     writer.add_eos_token_id(end if isinstance(end, int) else max(added.values(), default=0))
     writer.add_bos_token_id(config.get("bos_token_id") or 0)
