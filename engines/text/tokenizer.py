@@ -288,7 +288,10 @@ def _template_file(path: str) -> str:
 def _object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise BadBundle(f"{path}: must be JSON: {clipped(error)}; save the tokenizer again") from error
     if not isinstance(content, dict):
         raise BadBundle(f"{path}: must hold a JSON object, got {quoted(content)}; save the tokenizer again")
     return content

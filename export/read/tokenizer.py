@@ -9,7 +9,7 @@ from typing import Any
 from tandemrt.engines.bundle.manifest import ReasoningDelimiters
 from tandemrt.engines.recipe.recipe import Reasoning
 from tandemrt.engines.text.tokenizer import Tokenizer, read_tokenizer
-from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest, clipped, quoted
+from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe, BadRequest, TandemError, clipped, quoted
 from tandemrt.export.read.converted_tokenizer import conversion_notes, tokenizer_folder
 from tandemrt.export.read.delimiters import DelimiterEncoder
 from tandemrt.export.read.tokenizer_class import split_notes
@@ -61,6 +61,8 @@ class CheckpointTokenizer:
         path = folder / "tokenizer.json"
         try:
             tokenizer = read_tokenizer(folder)
+        except TandemError as error:  # names the file
+            raise BadCheckpoint(f"checkpoint {folder}: {error}") from error
         except Exception as error:  # the library raises bare Exception
             raise BadCheckpoint(f"{path} must be a tokenizer: {clipped(error)}; download it again") from error
         ids = tokenizer.backend.get_vocab(with_added_tokens=True).values()

@@ -211,6 +211,13 @@ def test_a_damaged_config_is_rejected(tmp_path: Path, vocabulary: CheckpointToke
             vocabulary.stop_ids({})
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 5_000])
+def test_a_damaged_file_next_to_tokenizer_json_is_named(tmp_path: Path, content: str) -> None:
+    (tiny_tokenizer(tmp_path) / "tokenizer_config.json").write_text(content)
+    with pytest.raises(BadCheckpoint, match=r"tokenizer_config.json: must (be|hold a) JSON"):
+        CheckpointTokenizer.open(tmp_path)
+
+
 def test_tokenizers_agree_when_every_shared_id_is_the_same_token(
     tmp_path: Path, vocabulary: CheckpointTokenizer
 ) -> None:
