@@ -1,7 +1,10 @@
 """Requests with random pictures, and the proof that drafts change none of their texts."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,10 @@ from PIL import Image
 from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutputs
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.images import Image as Patches
+from tandemrt.runtime.requests.request import Request, RequestOutput, StreamOutput
+from tests.waiting import PATIENCE_S
 
+_AT_ONCE = 12  # requests
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMATS = (
     StructuredOutputs(json=SCHEMA),
@@ -59,22 +65,72 @@ def drawn_request(draw: random.Random, most_images: int = 3) -> tuple[list[dict[
     return asked(*parts, "end"), params
 
 
+class Sent:
+    """A request, which is cancelled after ``cancel_after`` tokens, and its outputs in their order."""
+
+    def __init__(self, llm: LLM, messages: Any, params: SamplingParams, cancel_after: int | None) -> None:
+        self._ended: list[Future[RequestOutput]] = [Future() for _ in range(params.n)]
+        self._llm, self._cancel_after, self._tokens = llm, cancel_after, 0
+        self._request: Future[Request] = Future()
+        self._request.set_result(llm.submit(messages, params, self._listen))
+
+    @property
+    def outputs(self) -> list[RequestOutput]:
+        return [ended.result(PATIENCE_S) for ended in self._ended]
+
+    def _listen(self, item: StreamOutput) -> None:
+        self._tokens += len(item.token_ids)
+        if self._cancel_after is not None and self._tokens >= self._cancel_after:
+            self._request.add_done_callback(lambda request: self._llm.cancel(request.result()))
+        if item.output is not None:
+            self._ended[item.index].set_result(item.output)
+
+
+@contextmanager
+def short_of_memory(llm: LLM, every: int) -> Iterator[None]:
+    """Preempt the youngest request each ``every`` times that a request needs more memory."""
+    slots, calls = llm.loop.slots, count(1)
+    grow = slots.grow
+    slots.grow = lambda running: next(calls) % every != 0 and grow(running)  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        slots.grow = grow  # type: ignore[method-assign]
+
+
 def require_same_texts_without_drafts(
-    llm: LLM, count: int, liked: Sequence[int] = (), *, most_images: int = 3, accepts: bool = True
+    llm: LLM,
+    number: int,
+    liked: Sequence[int] = (),
+    *,
+    most_images: int = 3,
+    accepts: bool = True,
+    interrupted: bool = True,
 ) -> None:
     """Send random requests together and then alone without drafts; texts and logprobs are equal, bit for bit.
 
-    ``liked``: tokens that every request prefers. ``accepts``: some drafts must be accepted.
+    ``liked``: tokens that every request prefers. ``accepts``: some drafts must be accepted. ``interrupted``: some
+    are preempted, and others cancelled.
     """
     draw, bias = random.Random(3), dict.fromkeys(liked, 30.0)
-    drawn = [drawn_request(draw, most_images) for _ in range(count)]
+    drawn = [drawn_request(draw, most_images) for _ in range(number)]
     requests = [(messages, params.model_copy(update={"logit_bias": bias})) for messages, params in drawn]
-    together = llm.generate([messages for messages, _ in requests], [params for _, params in requests])
+    together: list[RequestOutput] = []
+    before = llm.metrics.preemptions
+    with short_of_memory(llm, every=9) if interrupted else nullcontext():
+        for first in range(0, number, _AT_ONCE):
+            wave = requests[first : first + _AT_ONCE]
+            sent = [Sent(llm, *wave[at], 4 if interrupted and at % 4 == 1 else None) for at in range(len(wave))]
+            together += [output for each in sent for output in each.outputs]
+    assert llm.metrics.preemptions > before or not interrupted or number < _AT_ONCE
     if accepts:
-        assert sum(result.speculation.num_accepted_draft_tokens for result in together) > 0
-    for (messages, params), result in zip(requests, together, strict=True):
+        assert sum(output.speculation.num_accepted_draft_tokens for output in together) > 0
+    results = iter(together)
+    for messages, params in requests:
         alone = llm.chat(messages, params.model_copy(update={"num_draft_tokens": 0}))
-        for output, expected in zip(result.outputs, alone.outputs, strict=True):
-            assert output.token_ids == expected.token_ids
-            assert output.finish_reason == expected.finish_reason
-            assert output.logprobs == expected.logprobs
+        for expected in alone.outputs:
+            output = next(results)
+            known = slice(len(output.token_ids) if output.finish_reason == "cancelled" else None)
+            assert output.token_ids == expected.token_ids[known]
+            assert output.finish_reason in (expected.finish_reason, "cancelled")
+            assert output.logprobs == (None if expected.logprobs is None else expected.logprobs[known])
