@@ -4,6 +4,8 @@ There is no state: a draw depends on neither batch, order nor restarts. The gene
 rounds (Salmon, Moraes, Dror and Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
 """
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
@@ -64,8 +66,11 @@ def position_bits(
 
 def philox4x32(counter: npt.ArrayLike, key: npt.ArrayLike) -> npt.NDArray[np.uint32]:
     """Encrypt counters [..., 4] with keys [..., 2] of 32-bit words by ten rounds of Philox4x32; uint32 [..., 4]."""
-    c0, c1, c2, c3 = np.moveaxis(np.asarray(counter, dtype=np.uint64), -1, 0)
-    k0, k1 = np.moveaxis(np.asarray(key, dtype=np.uint64), -1, 0)
+    counters, keys = (np.moveaxis(np.asarray(words, dtype=np.uint64), -1, 0) for words in (counter, key))
+    # The longer axis is the inner one: numpy's loops over few elements are slow.
+    order: Literal["C", "F"] = "F" if counters.shape[-1] ** 2 < counters[0].size else "C"
+    c0, c1, c2, c3 = (np.array(words, order=order) for words in counters)
+    k0, k1 = (np.array(words, order=order) for words in keys)
     for _ in range(10):
         left, right = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (right >> _HALF) ^ c1 ^ k0, right & _LOW, (left >> _HALF) ^ c3 ^ k1, left & _LOW
