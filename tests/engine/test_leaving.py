@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -150,3 +152,23 @@ def test_an_llm_that_is_dropped_gives_its_thread_and_its_memory_back(tiny_bundle
         return not left and all(each() is None for each in engines)
 
     assert eventually(gone)
+
+
+def test_models_that_are_opened_and_closed_one_after_another_leave_nothing(tiny_bundle: Path) -> None:
+    """Caches hold what the first ones made, and another thread may begin something; a leak goes on."""
+    asked = {"max_tokens": 6, "seed": 1}
+    requests = [
+        SamplingParams(**asked, stop=["a"], bad_words=["b"], presence_penalty=0.5, logprobs=2),
+        SamplingParams(**asked, structured_outputs={"json": {"type": "integer"}}),
+        SamplingParams(**asked, thinking_token_budget=0),
+    ]
+    left = list[Counter[str]]()
+    for _ in range(4):
+        with LLM(tiny_bundle, threads=1) as llm:
+            llm.generate(["the text"] * len(requests), requests)
+        del llm
+        gc.collect()
+        kinds = (type(each) for each in gc.get_objects())
+        left.append(Counter(kind.__qualname__ for kind in kinds if kind.__module__.startswith("tandemrt")))
+    added = [later - earlier for earlier, later in pairwise(left)]
+    assert not all(added), added[-1]
