@@ -52,6 +52,18 @@ typedef struct {
 typedef void RoundRow(const Call* call, size_t row);
 /* Compute rows from ``row`` to ``end`` of the tiles from ``first`` to ``last``. */
 typedef void Rows(const Call* call, size_t first, size_t last, size_t row, size_t end);
+/* Compute them by ``blocks``, which gets the bits of a weight, and whether they choose among a table, as constants. */
+#define ROWS_BY(blocks)                                           \
+    if (call->table) {                                            \
+        blocks(call, first, last, row, end, 4, 1);                \
+        return;                                                   \
+    }                                                             \
+    switch (call->bits) {                                         \
+        case 4: blocks(call, first, last, row, end, 4, 0); break; \
+        case 5: blocks(call, first, last, row, end, 5, 0); break; \
+        case 6: blocks(call, first, last, row, end, 6, 0); break; \
+        case 8: blocks(call, first, last, row, end, 8, 0); break; \
+    }
 
 /* Fill in what follows from the sums of the two halves and the scale. */
 static inline void complete(const Call* call, Rounded* rounded) {

@@ -185,15 +185,6 @@ AVX2 INLINE void blocks(const Call* call, size_t first, size_t last, size_t row,
 }
 
 AVX2 void low_bit_int8_rows_avx2(const Call* call, size_t first, size_t last, size_t row, size_t end) {
-    if (call->table) {
-        blocks(call, first, last, row, end, 4, 1);
-        return;
-    }
-    switch (call->bits) {
-        case 4: blocks(call, first, last, row, end, 4, 0); break;
-        case 5: blocks(call, first, last, row, end, 5, 0); break;
-        case 6: blocks(call, first, last, row, end, 6, 0); break;
-        case 8: blocks(call, first, last, row, end, 8, 0); break;
-    }
+    ROWS_BY(blocks)
 }
 #endif

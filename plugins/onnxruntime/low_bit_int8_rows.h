@@ -159,16 +159,5 @@ TARGET INLINE void NAME(blocks)(const Call* call, size_t first, size_t last, siz
 }
 #undef CASE
 
-TARGET void NAME(rows)(const Call* call, size_t first, size_t last, size_t row, size_t end) {
-    if (call->table) {
-        NAME(blocks)(call, first, last, row, end, 4, 1);
-        return;
-    }
-    switch (call->bits) {
-        case 4: NAME(blocks)(call, first, last, row, end, 4, 0); break;
-        case 5: NAME(blocks)(call, first, last, row, end, 5, 0); break;
-        case 6: NAME(blocks)(call, first, last, row, end, 6, 0); break;
-        case 8: NAME(blocks)(call, first, last, row, end, 8, 0); break;
-    }
-}
+TARGET void NAME(rows)(const Call* call, size_t first, size_t last, size_t row, size_t end) { ROWS_BY(NAME(blocks)) }
 #undef VECTOR_TILES
