@@ -191,7 +191,11 @@ class EngineLoop:
         if not round_.may_copy:
             stages.score(round_)
         stages.deliver()
+        waited = self.metrics.seconds["wait"]
         stages.commit(last, drafts)
+        begun = self.metrics.seconds["wait"] - waited > _LONG_WAIT_S and not round_.may_copy
+        if begun and round_.prompts.prompt_tokens > round_.window_tokens:
+            stages.deliver()  # the device has just begun a long call, at whose end it needs masks
         round_ = round_.unfinished()
         if round_.may_copy and round_.has_work:
             round_ = stages.look_up(round_)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tandemrt.engines.contract.calls import Packed
 from tandemrt.plugins.operators.constants import Rule
 from tandemrt.runtime.caches.call_layout import LinearLayout
 from tandemrt.runtime.caches.linear import LinearCacheManager
@@ -424,6 +425,24 @@ def test_a_host_that_would_only_wait_delivers_texts_first(
     for _ in range(6):  # the first token is committed alone
         loop.step()
     assert [before for before, event in pairwise(done) if event == "text"][-1] == delivered_after
+
+
+@pytest.mark.parametrize(("prompt_tokens", "first"), [(0, "write_inputs"), (64, "deliver")])
+def test_texts_leave_before_masks_of_a_long_call_are_written(
+    monkeypatch: pytest.MonkeyPatch, prompt_tokens: int, first: str
+) -> None:
+    scheduler, metrics = Scheduler(SLOTS, 1), Metrics(accepted=[0] * WINDOW)
+    target: Any = FakeTarget()
+    loop = make_loop(target, FakeDrafter(), scheduler, Streams(CPU), metrics, overlap=True)
+    scheduler.submit(make_queued(), block=False)
+    loop.step()
+    monkeypatch.setattr(loop_module, "_LONG_WAIT_S", -1)
+    done: list[str] = []
+    for stage in ("commit", "deliver", "write_inputs"):
+        monkeypatch.setattr(loop._stages, stage, noting(done, stage, getattr(loop._stages, stage)))
+    round_ = plan_round(loop.slots, loop.draft_windows, SLOTS)
+    loop._overlapped(replace(round_, prompts=Packed(prompt_tokens, 1)), loop._last, True)
+    assert done[done.index("commit") + 1] == first
 
 
 @pytest.mark.parametrize("num_proposed", [0, WINDOW])
