@@ -26,8 +26,7 @@ struct KeptUnits {
     bool fresh;  // they are read past this processor's own cache
     int count, across, room, begin, end, first, until;
 
-    // All threads of a warp call it. Within an item, a block begins with a unit for its first warp, unless each warp
-    // has few units.
+    // All threads of a warp call it. A block has as many units for each of its warps, unless these have few.
     __device__ __forceinline__ KeptUnits(Items all, int across, bool fresh)
         : items(all.items), fresh(fresh), across(across), room(all.room) {
         int lane = threadIdx.x % 32;
@@ -51,8 +50,8 @@ struct KeptUnits {
                 i64 at = static_cast<i64>(total) * across * (blockIdx.x + i) / gridDim.x;
                 i64 into = at - static_cast<i64>(before + upto - own) * across;  // parts of the lane's item
                 bool mine = own > 0 && into >= 0 && into < static_cast<i64>(own) * across;
-                int unit = mine ? (static_cast<int>((into + own - 1) / own) + grain - 1) / grain * grain : 0;
-                int place = item * across + min(unit, across);
+                int unit = mine ? static_cast<int>((into + own - 1) / own) : 0;
+                int place = min((item * across + unit + grain - 1) / grain * grain, count * across);
                 if (u32 lanes = __ballot_sync(~0u, mine)) places[i] = __shfl_sync(~0u, place, __ffs(lanes) - 1);
             }
             before += __shfl_sync(~0u, upto, 31);
@@ -217,4 +216,41 @@ __device__ __forceinline__ void multiply_items(Matmul matmul, const u8* weight, 
         if (!units.more()) return;
         units.keep_from(units.until);
     }
+}
+
+// A unit: 8 gates and their ups. activated[place of the pair] = ``value_of`` the gate's row of the weight and results.
+template <class T, class Matmul, class ValueOf>
+__device__ __forceinline__ void multiply_gate_up(Matmul matmul, const u16* x, const u8* weight, Items items,
+                                                 const int* order, int hidden, int width, int per_token,
+                                                 Activation<T> activation, u16* activated, ValueOf value_of) {
+    int length = hidden / 8;
+    auto place_of = [=](int place) {
+        return reinterpret_cast<const uint4*>(x) + static_cast<i64>(order[place] / per_token) * length;
+    };
+    auto row_of = [=](int expert, int unit, int output) {
+        int gate = activation.gate_row(expert, unit * 8 + output % 8, width);
+        return output < 8 ? gate : gate + activation.step(width);
+    };
+    auto store = [=](int4 item, int unit, int row, int output, float gate, float up) {
+        int i = unit * 8 + output;
+        float value = value_of(activation.gate_row(item.x, i, width), gate, up);
+        store1<T>(activated + static_cast<i64>(item.y + row) * width + i, value);
+    };
+    multiply_items<false>(matmul, weight, items, width / 8, hidden, place_of, row_of, store);
+}
+
+// A unit: 16 outputs. ``store`` takes an expert, the place of a pair, an output and the results of it and of the 8th
+// after it.
+template <class Matmul, class Store>
+__device__ __forceinline__ void multiply_down(Matmul matmul, const u16* activated, const u8* weight, Items items,
+                                              int hidden, int width, Store store) {
+    int length = width / 8;
+    auto place_of = [=](int place) {
+        return reinterpret_cast<const uint4*>(activated) + static_cast<i64>(place) * length;
+    };
+    auto row_of = [=](int expert, int unit, int output) { return expert * hidden + unit * 16 + output; };
+    auto store_of = [=](int4 item, int unit, int row, int output, float first, float other) {
+        store(item.x, item.y + row, unit * 16 + output, first, other);
+    };
+    multiply_items<true>(matmul, weight, items, hidden / 16, width, place_of, row_of, store_of);
 }

@@ -81,74 +81,40 @@ struct LowBitParts {
 #pragma unroll
             for (int group = 0; group < 4; ++group) {
                 if (!WHOLE && CHUNK_INPUTS * of + 32 * group >= inner) break;
-                u32 of_high = format.operand(high, of, group), of_low = format.operand(low, of, group), numbers[2][4];
+                Pair numbers =
+                    numbers_of(format, upper[i + group / GROUPS], lower[i + group / GROUPS], high, low, of, group);
 #pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    numbers[0][j] = Format::pair(upper[i + group / GROUPS], group % GROUPS, j, of_high);
-                    numbers[1][j] = Format::pair(lower[i + group / GROUPS], group % GROUPS, j, of_low);
-                }
-                uint4 one = make_uint4(numbers[0][0], numbers[0][1], numbers[0][2], numbers[0][3]);
-                uint4 other = make_uint4(numbers[1][0], numbers[1][1], numbers[1][2], numbers[1][3]);
-#pragma unroll
-                for (int tile = 0; tile < COUNT; ++tile) {
-                    uint4 x = rows[tile][16 * of + 4 * group];
-                    if constexpr (Format::SCALES_NUMBERS) {
-                        parts[i][tile].add(one, other, x);
-                    } else {
-                        Sums<T> sum;
-                        sum.add(one, other, x);
-#pragma unroll
-                        for (int j = 0; j < 4; ++j)
-                            parts[i][tile].at[j] += Format::scale(j < 2 ? high : low, group) * sum.at[j];
-                    }
-                }
+                for (int tile = 0; tile < COUNT; ++tile)
+                    add_group<Format>(parts[i][tile], numbers, rows[tile][16 * of + 4 * group], high, low, group);
             }
         }
     }
 };
 
-// A unit: 8 gates and their ups, for activated[place of the pair].
 template <class Format>
 __device__ void gate_up_kept(const u16* x, const u8* weight, Streamed<Format> format, Items items, const int* order,
                              int hidden, int width, int per_token, Activation<typename Format::T> activation,
                              u16* activated) {
-    using T = typename Format::T;
-    int length = hidden / 8;
-    auto place_of = [=](int place) {
-        return reinterpret_cast<const uint4*>(x) + static_cast<i64>(order[place] / per_token) * length;
-    };
-    auto row_of = [=](int expert, int unit, int output) {
-        int gate = activation.gate_row(expert, unit * 8 + output % 8, width);
-        return output < 8 ? gate : gate + activation.step(width);
-    };
-    auto store = [=](int4 item, int unit, int row, int output, float gate, float up) {
-        int i = unit * 8 + output, own = activation.gate_row(item.x, i, width);
+    auto value_of = [=](int own, float gate, float up) {
         float of_gate = format.factor(own), of_up = format.factor(own + activation.step(width));
-        float value = activation(gate * of_gate, up * of_up, activation.biases(own, width));
-        store1<T>(activated + static_cast<i64>(item.y + row) * width + i, value);
+        return activation(gate * of_gate, up * of_up, activation.biases(own, width));
     };
-    multiply_items<false>(LowBitParts<Format>{format, hidden}, weight, items, width / 8, hidden, place_of, row_of,
-                          store);
+    multiply_gate_up(LowBitParts<Format>{format, hidden}, x, weight, items, order, hidden, width, per_token, activation,
+                     activated, value_of);
 }
 
-// A unit: 16 outputs. parts[pair] = weight of the pair * (down(activated) + bias), if there is a bias.
+// parts[pair] = weight of the pair * (down(activated) + bias), if there is a bias.
 template <class Format>
 __device__ void down_kept(const u16* activated, const u8* weight, Streamed<Format> format, Items items,
                           const int* order, const float* shares, int hidden, int width, const u16* bias, float* parts) {
     using T = typename Format::T;
-    int length = width / 8;
-    auto place_of = [=](int place) {
-        return reinterpret_cast<const uint4*>(activated) + static_cast<i64>(place) * length;
-    };
-    auto row_of = [=](int expert, int unit, int output) { return expert * hidden + unit * 16 + output; };
-    auto store = [=](int4 item, int unit, int row, int output, float first, float other) {
-        int pair = order[item.y + row], at = unit * 16 + output, own = item.x * hidden + at;
+    auto store = [=](int expert, int place, int at, float first, float other) {
+        int pair = order[place], own = expert * hidden + at;
         float* to = parts + static_cast<i64>(pair) * hidden + at;
         to[0] = (first * format.factor(own) + load1_if<T>(bias, own)) * shares[pair];
         to[8] = (other * format.factor(own + 8) + load1_if<T>(bias, own + 8)) * shares[pair];
     };
-    multiply_items<true>(LowBitParts<Format>{format, width}, weight, items, hidden / 16, width, place_of, row_of,
-                         store);
+    multiply_down(LowBitParts<Format>{format, width}, activated, weight, items, hidden, width, store);
 }
 
 #define KEPT_KERNELS(NAME, ...)                                                                                      \

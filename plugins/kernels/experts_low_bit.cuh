@@ -56,7 +56,39 @@ struct Ahead<Streamed<Format>> {
     __device__ __forceinline__ void load(const Weights&, const uint4*, int) {}
 };
 
-// Of as many tiles as there are. A number or the sum of a group is multiplied by its scale, so no weight is rounded.
+// A thread's numbers of a group of 32 inputs, of two outputs.
+struct Pair { uint4 upper, lower; };
+
+// From the outputs' words; `high` and `low`: what is selected of their scales in the chunk.
+template <class Format, class Selected>
+__device__ __forceinline__ Pair numbers_of(const Format& format, const uint4& upper, const uint4& lower, Selected high,
+                                           Selected low, int chunk, int group) {
+    constexpr int GROUPS = 4 / Format::LOADS;
+    u32 of_high = format.operand(high, chunk, group), of_low = format.operand(low, chunk, group), numbers[2][4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        numbers[0][j] = Format::pair(upper, group % GROUPS, j, of_high);
+        numbers[1][j] = Format::pair(lower, group % GROUPS, j, of_low);
+    }
+    return {make_uint4(numbers[0][0], numbers[0][1], numbers[0][2], numbers[0][3]),
+            make_uint4(numbers[1][0], numbers[1][1], numbers[1][2], numbers[1][3])};
+}
+
+// A number or the sum of a group is multiplied by its scale, so no weight is rounded.
+template <class Format, class Selected>
+__device__ __forceinline__ void add_group(Sums<typename Format::T>& sums, const Pair& numbers, uint4 x, Selected high,
+                                          Selected low, int group) {
+    if constexpr (Format::SCALES_NUMBERS) {
+        sums.add(numbers.upper, numbers.lower, x);
+    } else {
+        Sums<typename Format::T> sum;
+        sum.add(numbers.upper, numbers.lower, x);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums.at[j] += Format::scale(j < 2 ? high : low, group) * sum.at[j];
+    }
+}
+
+// Of as many tiles as there are.
 template <class Format, int TILES, class Weights>
 __device__ __forceinline__ void multiply_any(Weights& weights, Scales<Streamed<Format>>& scales, Outputs outputs,
                                              Outputs following, const uint4* const (&rows)[TILES], int tiles,
@@ -96,28 +128,13 @@ __device__ __forceinline__ void multiply_any(Weights& weights, Scales<Streamed<F
 #pragma unroll
                     for (int tile = 1; tile < TILES; ++tile) x[tile] = load(tile, group);
                 }
-                u32 of_high = format.operand(high, of, group), of_low = format.operand(low, of, group);
-                u32 numbers[2][4];
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    numbers[0][j] = Format::pair(upper[i + group / GROUPS], group % GROUPS, j, of_high);
-                    numbers[1][j] = Format::pair(lower[i + group / GROUPS], group % GROUPS, j, of_low);
-                }
-                uint4 one = make_uint4(numbers[0][0], numbers[0][1], numbers[0][2], numbers[0][3]);
-                uint4 other = make_uint4(numbers[1][0], numbers[1][1], numbers[1][2], numbers[1][3]);
+                Pair numbers =
+                    numbers_of(format, upper[i + group / GROUPS], lower[i + group / GROUPS], high, low, of, group);
 #pragma unroll
                 for (int tile = 0; tile < TILES; ++tile) {
                     if (tile >= tiles) break;
                     if (!EARLY && tile > 0) x[tile] = load(tile, group);
-                    if constexpr (Format::SCALES_NUMBERS) {
-                        sums[tile].add(one, other, x[tile]);
-                    } else {
-                        Sums<T> sum;
-                        sum.add(one, other, x[tile]);
-#pragma unroll
-                        for (int j = 0; j < 4; ++j)
-                            sums[tile].at[j] += Format::scale(j < 2 ? high : low, group) * sum.at[j];
-                    }
+                    add_group<Format>(sums[tile], numbers, x[tile], high, low, group);
                 }
             }
         }
@@ -176,17 +193,10 @@ struct Tiles {
                     upper[j] = found[(i + j) * THREADS], lower[j] = found[(2 + i + j) * THREADS];
                 high = format.select(now.upper[i], of), low = format.select(now.lower[i], of);
             }
-            u32 of_high = format.operand(high, of, group), of_low = format.operand(low, of, group), numbers[2][4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                numbers[0][j] = Format::pair(upper[group / GROUPS], group % GROUPS, j, of_high);
-                numbers[1][j] = Format::pair(lower[group / GROUPS], group % GROUPS, j, of_low);
-            }
-            uint4 one = make_uint4(numbers[0][0], numbers[0][1], numbers[0][2], numbers[0][3]);
-            uint4 other = make_uint4(numbers[1][0], numbers[1][1], numbers[1][2], numbers[1][3]);
+            Pair numbers = numbers_of(format, upper[group / GROUPS], lower[group / GROUPS], high, low, of, group);
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {
-                sums[tile].add(one, other, x[step % BUFFERS][tile]);
+                sums[tile].add(numbers.upper, numbers.lower, x[step % BUFFERS][tile]);
             }
         }
 #pragma unroll

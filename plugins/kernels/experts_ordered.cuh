@@ -50,42 +50,24 @@ __device__ __forceinline__ float rounded(float x) {
     return T::rounded2(make_float2(x, 0)).x;
 }
 
-// A unit: 8 gates and their ups, for activated[place of the pair].
 template <class T>
 __device__ void gate_up_ordered(const u16* x, const u16* weight, Items items, int hidden, int width, const int* order,
                                 int per_token, Activation<T> activation, u16* activated) {
-    int length = hidden / 8;
-    auto place_of = [=](int place) {
-        return reinterpret_cast<const uint4*>(x) + static_cast<i64>(order[place] / per_token) * length;
+    auto value_of = [=](int own, float gate, float up) {
+        return activation(rounded<T>(gate), rounded<T>(up), activation.biases(own, width));
     };
-    auto row_of = [=](int expert, int unit, int output) {
-        int gate = activation.gate_row(expert, unit * 8 + output % 8, width);
-        return output < 8 ? gate : gate + activation.step(width);
-    };
-    auto store = [=](int4 item, int unit, int row, int output, float gate, float up) {
-        int i = unit * 8 + output;
-        float2 biases = activation.biases(activation.gate_row(item.x, i, width), width);
-        float value = activation(rounded<T>(gate), rounded<T>(up), biases);
-        store1<T>(activated + static_cast<i64>(item.y + row) * width + i, value);
-    };
-    multiply_items<false>(InOrder<T>{}, reinterpret_cast<const u8*>(weight), items, width / 8, hidden, place_of, row_of,
-                          store);
+    multiply_gate_up(InOrder<T>{}, x, reinterpret_cast<const u8*>(weight), items, order, hidden, width, per_token,
+                     activation, activated, value_of);
 }
 
-// A unit: 16 outputs[place of the pair].
+// outputs[place of the pair].
 template <class T>
 __device__ void down_ordered(const u16* activated, const u16* weight, Items items, int hidden, int width,
                              u16* outputs) {
-    int length = width / 8;
-    auto place_of = [=](int place) {
-        return reinterpret_cast<const uint4*>(activated) + static_cast<i64>(place) * length;
-    };
-    auto row_of = [=](int expert, int unit, int output) { return expert * hidden + unit * 16 + output; };
-    auto store = [=](int4 item, int unit, int row, int output, float first, float other) {
-        u16* to = outputs + static_cast<i64>(item.y + row) * hidden + unit * 16 + output;
+    auto store = [=](int, int place, int at, float first, float other) {
+        u16* to = outputs + static_cast<i64>(place) * hidden + at;
         store1<T>(to, first);
         store1<T>(to + 8, other);
     };
-    multiply_items<true>(InOrder<T>{}, reinterpret_cast<const u8*>(weight), items, hidden / 16, width, place_of, row_of,
-                         store);
+    multiply_down(InOrder<T>{}, activated, reinterpret_cast<const u8*>(weight), items, hidden, width, store);
 }
