@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _TRIED = 16  # earlier occurrences that a search compares, the latest first
+_LONG = 8  # tokens of a match to whose place a text may return, and of the match where it does
+_NEAR = 8  # tokens after that place among which it returns
 _LEAST_CHANCE = 0.25  # that a copied token is accepted: about what one more token adds to the cost of a round
 _DECAY = 0.98  # of the counts of hits, per prediction
 _CHANCES = (0.5, 0.5, 0.5, 0.6, 0.75, 0.9, 0.95)  # of a hit without counts, by the bits of the length of the match
@@ -27,10 +29,11 @@ class _Match(NamedTuple):
 class CopySource:
     """Follows an earlier place of a growing text as long as it predicts the next token, and then searches another one.
 
-    A search takes the longest of the latest occurrences of the newest ``shortest`` tokens; it compares up to
-    ``longest``. If there is none, the source continues after the token that differed, with a length of 0, as in a text
-    with one word replaced. Hits are counted by length for all tokens of the output, copied or not. So copies that are
-    rarely right end without being tried in rounds. Reading a token takes constant time.
+    An edited text returns to the place that it left: where the newest token is among the next ones after a long match,
+    the source continues there. Otherwise a search takes the longest of the latest occurrences of the newest
+    ``shortest`` tokens; it compares up to ``longest``. If there is none, the source continues after the token that
+    differed, with a length of 0. Hits are counted by length for all tokens of the output, copied or not. So copies that
+    are rarely right end without being tried in rounds. Reading a token takes constant time.
     """
 
     def __init__(self, shortest: int, longest: int) -> None:
@@ -39,6 +42,7 @@ class CopySource:
         self._latest: dict[tuple[int, ...], int] = {}  # by n-gram of ``shortest`` tokens: the end of its latest one
         self._earlier = [0]  # by end of an n-gram: the end of the same one before it, or 0
         self._match: _Match | None = None
+        self._left: int | None = None  # the position of the token that differed after a long match
         self._hits: dict[int, tuple[float, float]] = {}  # by bits of the length: hits and predictions, with decay
 
     def read(self, text: Sequence[int], prompt: int) -> None:
@@ -55,12 +59,12 @@ class CopySource:
 
     def copy(self, most: int, following: Sequence[int] = ()) -> Copy:
         """Copy at most ``most`` tokens after the text and ``following``, as far as they are likely to be accepted."""
-        length, match = len(self._text), self._match
+        length, match, left = len(self._text), self._match, self._left
         for token in following:
             self._match = self._append(token)
         copied = self._copy(most)
         del self._text[length:]
-        self._match = match
+        self._match, self._left = match, left
         return copied
 
     def _copy(self, most: int) -> Copy:
@@ -81,9 +85,19 @@ class CopySource:
         match = self._match
         predicted = None if match is None else self._text[match.position]
         self._text.append(token)
-        if match is None or predicted == token:
-            return self._search() if match is None else _Match(match.position + 1, match.length + 1)
-        return self._search() or _Match(match.position + 1, 0)
+        if match is None:
+            return self._search()
+        if predicted == token:
+            return _Match(match.position + 1, match.length + 1)
+        if match.length >= _LONG:
+            self._left = match.position
+        return self._return() or self._search() or _Match(match.position + 1, 0)
+
+    def _return(self) -> _Match | None:
+        """Return the nearest place after the one that the text has left where its newest token is."""
+        text, left = self._text, self._left
+        near = () if left is None else range(left, min(left + _NEAR, len(text) - 1))
+        return next((_Match(position + 1, _LONG) for position in near if text[position] == text[-1]), None)
 
     def _search(self) -> _Match | None:
         """Return the longest of the latest matches. The n-gram at the end of the text must not be in the index yet."""

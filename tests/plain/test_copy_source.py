@@ -1,6 +1,6 @@
 """Copies are what a search through the whole text would copy, as far as earlier ones were right."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from hypothesis import given
@@ -21,24 +21,36 @@ class Reader:
     longest: int
     text: list[int] = field(default_factory=list)
     position: int | None = None  # of the predicted token
+    matched: int = 0  # tokens before it
+    left: int | None = None  # where the text left a long match
     committed: int | None = None  # tokens that a match may end within; None: all
 
     def read(self, token: int) -> None:
-        missed = self.position
-        self.position = None if missed is None or self.text[missed] != token else missed + 1
+        predicted = self.position
         self.text.append(token)
-        if self.position is None:
-            after_missed = None if missed is None else missed + 1
-            self.position = self.search() or after_missed
+        if predicted is not None and self.text[predicted] == token:
+            self.position, self.matched = predicted + 1, self.matched + 1
+            return
+        if predicted is not None and self.matched >= 8:
+            self.left = predicted
+        near = [] if self.left is None else range(self.left, min(self.left + 8, len(self.text) - 1))
+        if returned := [place + 1 for place in near if self.text[place] == token]:
+            self.position, self.matched = returned[0], 8
+        elif self.search() is None and predicted is not None:
+            self.position, self.matched = predicted + 1, 0
+        else:
+            self.position = self.search()
 
     def search(self) -> int | None:
-        """The end of the longest match of the 16 latest ones; of equals the latest."""
+        """The end of the longest match of the 16 latest ones; of equals the latest. Sets ``matched``."""
         text = self.text
         newest = text[-self.shortest :]
         last = len(text) - 1 if self.committed is None else self.committed
         ends = [end for end in range(last, 0, -1) if text[max(0, end - self.shortest) : end] == newest]
         lengths = {end: self.length(end) for end in ends[:16]} if len(newest) == self.shortest else {}
-        return max(lengths, key=lambda end: (lengths[end], end), default=None)
+        best = max(lengths, key=lambda end: (lengths[end], end), default=None)
+        self.matched = 0 if best is None else lengths[best]
+        return best
 
     def length(self, end: int) -> int:
         most = min(self.longest, end)
@@ -64,7 +76,7 @@ def test_copies_of_a_growing_text_follow_a_search(
         if not number:
             reader.position = reader.search()
         source.read(reader.text, len(parts[0]))
-        after = Reader(shortest, shortest + more, list(reader.text), reader.position, len(reader.text))
+        after = replace(reader, text=list(reader.text), committed=len(reader.text))
         for token in following:
             after.read(token)
         for drafted, copy in ((reader, source.copy(5)), (after, source.copy(5, following))):
@@ -96,6 +108,13 @@ def test_copies_grow_with_hits_and_end_with_misses() -> None:
 def test_copies_resume_after_a_replaced_token() -> None:
     prompt = list(range(100, 160))
     assert copied_after([*prompt, 1], [*prompt[:20], 7])[:2] == prompt[21:23]
+
+
+def test_copies_return_to_the_place_that_an_edit_left() -> None:
+    """Two tokens became one, and elsewhere something else followed that."""
+    prompt = list(range(100, 160))
+    elsewhere = [*prompt[18:20], prompt[21], 7, 8]
+    assert copied_after([*prompt, *elsewhere, 1], [*prompt[:20], prompt[21]])[:2] == prompt[22:24]
 
 
 @pytest.mark.parametrize("sizes", [[1] * 5, [2, 3], [5]])
