@@ -1,7 +1,6 @@
 """Build the engine loop of a bundle: open engines, allocate buffers and caches, make the drafter."""
 
 from functools import partial
-from typing import Any
 
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.bundle.implied import require_implied
@@ -41,17 +40,22 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
     limits = bundle.limits
     _require_draft_model(bundle, options)
     device = _device(bundle, options.device)
-    overlap = not device_of(device).on_host if options.overlap is None else options.overlap
+    on_host = device_of(device).on_host
+    host_costs = HostCosts.of(bundle) if on_host else None
+    overlap = not on_host if options.overlap is None else options.overlap
     windows = DraftWindowPlanner(
         options.num_draft_tokens,
         limits.num_draft_tokens,
         fast_forward=not overlap if options.fast_forward_drafts is None else options.fast_forward_drafts,
         drafts=bundle.draft.kind != "none",
         mask_drafts=options.draft_masks,
-        adaptive=_adapts(bundle, options, device),
-        any_shape=device_of(device).on_host and limits.cache == "linear",
+        adaptive=_adapts(bundle, options, host_costs),
+        any_shape=on_host and limits.cache == "linear",
         calibrates=not _has_experts(bundle),  # all tokens of rounds without texts choose the same experts
-        **_costs(bundle, device),
+        # A CPU times no round to know them, because texts are often few and short. A GPU takes less for missed tokens
+        # than for a call.
+        missed_cost=host_costs.missed if host_costs else 0.0,
+        token_cost=host_costs.token(limits.num_draft_tokens) if host_costs and limits.num_draft_tokens else None,
     )
     require_implied(bundle.manifest)
     require_memory(bundle, options, device)
@@ -96,7 +100,7 @@ def assemble(bundle: Bundle, options: RuntimeOptions) -> EngineLoop:
         return EngineLoop(
             TargetRunner(engines, buffers, state, cache, graphs, layout, images),
             make_drafter(parts),
-            make_lookup(parts, options.lookup, windows.costs),
+            make_lookup(parts, options.lookup, host_costs or windows.costs),
             Scheduler(limits.batch, options.queue_limit),
             streams,
             cache_manager,
@@ -159,7 +163,7 @@ def _device(bundle: Bundle, device: str | None) -> torch.device:
     return device_of(where).numbered()  # without an index, each thread would use its own current device
 
 
-def _adapts(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> bool:
+def _adapts(bundle: Bundle, options: RuntimeOptions, host_costs: HostCosts | None) -> bool:
     """Whether draft windows adapt.
 
     By default on a GPU, if texts do not depend on them to the last bit, and on a CPU where fixed ones may lose.
@@ -168,19 +172,7 @@ def _adapts(bundle: Bundle, options: RuntimeOptions, device: torch.device) -> bo
         return options.adaptive_draft_tokens
     if options.num_draft_tokens is not None or not bundle.draft.engines:
         return False
-    on_host = device_of(device).on_host
-    return HostCosts.of(bundle).fixed_may_lose if on_host else bundle.engine("target").batch_invariant
-
-
-def _costs(bundle: Bundle, device: torch.device) -> dict[str, Any]:
-    """Return the costs of rounds on a CPU, which times none to know them: texts are often few and short.
-
-    A GPU takes less for missed tokens than for a call.
-    """
-    if not device_of(device).on_host:
-        return {}
-    costs, window = HostCosts.of(bundle), bundle.limits.num_draft_tokens
-    return {"missed_cost": costs.missed, "token_cost": costs.token(window) if window else None}
+    return bundle.engine("target").batch_invariant if host_costs is None else host_costs.fixed_may_lose
 
 
 def _has_experts(bundle: Bundle) -> bool:

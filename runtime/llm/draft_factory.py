@@ -3,7 +3,6 @@
 from functools import partial
 
 from tandemrt.engines.contract.draft_kinds import NgramEntry
-from tandemrt.plugins.tensors.devices.lookup import device_of
 from tandemrt.runtime.drafters.none import NoDrafter
 from tandemrt.runtime.drafters.text_lookup import TextLookup
 from tandemrt.runtime.engine_loop.costs import RoundCosts
@@ -24,22 +23,20 @@ def make_drafter(parts: DraftParts) -> Drafter:
     return NEURAL_DRAFTERS[entry.kind](parts, entry)
 
 
-def make_lookup(parts: DraftParts, option: bool | None, costs: RoundCosts) -> TextLookup | None:
+def make_lookup(parts: DraftParts, option: bool | None, costs: HostCosts | RoundCosts) -> TextLookup | None:
     """Return the lookup of drafts in the text, or None without one.
 
-    ``option``: RuntimeOptions.lookup. ``costs``: of rounds on a device whose calls have few shapes.
+    ``option``: RuntimeOptions.lookup. ``costs``: of rounds, HostCosts on a CPU.
     """
     entry = parts.bundle.draft
-    on_host = device_of(parts.state.newest.device).on_host
-    wanted = on_host if option is None else option  # not shown to lose nothing on a GPU
+    wanted = isinstance(costs, HostCosts) if option is None else option  # not shown to lose nothing on a GPU
     if not parts.buffers.window or entry.kind == "none" or (entry.engines and not wanted):
         return None
-    if on_host:
-        host = HostCosts.of(parts.bundle)
+    if isinstance(costs, HostCosts):
         lookup = partial(
             TextLookup,
-            cost=lambda round_, window: host.scoring(round_.batch, window),
-            draft_cost=lambda round_, tokens: host.drafting(round_.batch, tokens),
+            cost=lambda round_, window: costs.scoring(round_.batch, window),
+            draft_cost=lambda round_, tokens: costs.drafting(round_.batch, tokens),
         )
     else:  # the calls of a round have one shape, whatever its rows copy
         lookup = partial(

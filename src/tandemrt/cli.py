@@ -2,11 +2,12 @@
 
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from tandemrt import __version__
 from tandemrt.engines.options.vllm_names import own_name
@@ -32,9 +33,20 @@ def _options(
     pass
 
 
+class _Commands(TyperGroup):
+    """Names the group of a command that is typed without it, such as ``build``."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        for name, group in self.commands.items():
+            if args[0] not in self.commands and args[0] in getattr(group, "commands", ()):
+                ctx.fail(f"No such command {args[0]!r}. Did you mean '{name} {args[0]}'?")
+        return super().resolve_command(ctx, args)
+
+
 def application(only: str | None = None) -> typer.Typer:
     """Return the command line with all commands, or ``only`` one: reading all takes longer than some commands."""
     app = typer.Typer(
+        cls=_Commands,
         help="Compile a draft and a target language model into engines and run them in tandem.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.engine_loop.costs import DEFAULT_TOKEN_COST, RoundCosts
 from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.llm import host_costs
@@ -219,16 +218,16 @@ def test_lengths_adapt_on_a_cpu_where_fixed_ones_may_lose(
     files["draft/borrowed.safetensors"] = Mock(size=megabytes << 18)
     bundle = Mock(manifest=Mock(files=files), draft=Mock(traits=DRAFT_KINDS["model"], engines=("draft",)))
     monkeypatch.setattr(host_costs, "multiplies_with_avx2", lambda: avx2)
-    assert HostCosts.of(bundle).weights == 0.75
-    assert HostCosts.of(bundle).missed == (0.2 if adapts else 0.1)
-    cpu = torch.device("cpu")
-    assert _adapts(bundle, RuntimeOptions(), cpu) == adapts
-    assert not _adapts(bundle, RuntimeOptions(num_draft_tokens=4), cpu)
-    assert _adapts(bundle, RuntimeOptions(adaptive_draft_tokens=True), cpu)
+    costs = HostCosts.of(bundle)
+    assert costs.weights == 0.75
+    assert costs.missed == (0.2 if adapts else 0.1)
+    assert _adapts(bundle, RuntimeOptions(), costs) == adapts
+    assert not _adapts(bundle, RuntimeOptions(num_draft_tokens=4), costs)
+    assert _adapts(bundle, RuntimeOptions(adaptive_draft_tokens=True), costs)
     bundle.draft.traits = DRAFT_KINDS["assistant"]  # it reads one row of the embedding that it borrows
     assert HostCosts.of(bundle).weights == 0.5
     bundle.draft.engines = ()
-    assert not _adapts(bundle, RuntimeOptions(), cpu)
+    assert not _adapts(bundle, RuntimeOptions(), costs)
 
 
 def test_a_requested_round_that_is_not_timed_is_requested_again() -> None:

@@ -141,6 +141,13 @@ def test_h_prints_the_help(command: list[str]) -> None:
     assert short.output == long.output
 
 
+@pytest.mark.parametrize(("typed", "meant"), [("build", "export build"), ("rm", "models rm"), ("chta", "chat")])
+def test_a_misspelled_command_and_one_without_its_group_are_told(typed: str, meant: str) -> None:
+    done = CliRunner().invoke(app, [typed, "demo"])
+    assert done.exit_code == 2
+    assert f"No such command '{typed}'. Did you mean '{meant}'?" in done.output
+
+
 def test_a_group_of_commands_without_a_command_prints_its_help() -> None:
     alone, asked = (CliRunner().invoke(app, ["export", *option]).output for option in ([], ["--help"]))
     assert alone.strip() == asked.strip() != ""

@@ -1,5 +1,6 @@
 """Invalid commands and requests are rejected before slow imports and before an engine opens."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,58 +14,75 @@ from tandemrt.engines.parameters.sampling import SamplingParams
 from tandemrt.engines.validation.errors import BadRequest
 from tests.plain.test_bundle import write_bundle
 
+# Runs commands one after the other; prints how each ends, and the slow libraries that are imported by then.
 PROBE = """
-import sys
+import io, json, sys
+from contextlib import redirect_stderr
 import tandemrt.cli
-try:
-    tandemrt.cli.main()
-finally:
-    print("loaded:", *(name for name in ("torch", "transformers", "onnxruntime") if name in sys.modules))
+for arguments in json.load(sys.stdin):
+    sys.argv[1:] = arguments
+    with redirect_stderr(io.StringIO()) as printed:
+        try:
+            tandemrt.cli.main()
+        except SystemExit as ended:
+            code = ended.code
+    loaded = [name for name in ("torch", "transformers", "onnxruntime") if name in sys.modules]
+    print(json.dumps([code, loaded, printed.getvalue()]))
 """
+REJECTED = [
+    (["run", "./nowhere", "hello"], "BadBundle: model: './nowhere' does not exist. Correct the path"),
+    (["run", "dem", "hello"], "BadBundle: model: must be a path, the name of an included recipe, or OWNER/NAME on"),
+    (["run", "sample", "hello", "--dtype", "int4"], "BadRequest: dtype: 'sample' is built already"),
+    (
+        ["bench", "."],
+        "BadBundle: model: a bundle's folder has bundle.json, a checkpoint's folder has config.json; '.'",
+    ),
+    (["check", "nowhere"], "BadBundle: bundle: 'nowhere' does not exist. Correct the path, or build it: tandemrt"),
+    (["run", "sample", "hello", "--threads", "0"], "BadRequest: threads: must be at least 1, received 0"),
+    (
+        ["run", "sample", "hello", "--num-draft-tokens", "1:4,9:x"],
+        "BadRequest: num_draft_tokens: must be a number, or a table",
+    ),
+    (
+        ["bench", "sample", "--num-draft-tokens", "9"],
+        "BadRequest: num_draft_tokens: the bundle was built for 0..4 drafted tokens",
+    ),
+    (
+        ["check", "sample", "--cache-tokens", "64"],
+        "BadRequest: cache_tokens: this bundle's cache is linear",
+    ),
+    (["run", "sample", "hello", "--temperature", "-1"], "BadRequest: temperature: must be at least 0.0"),
+    (["run", "sample", "hello", "--max-tokens", "32"], "BadRequest: max_tokens: prompt and output must fit"),
+    (["run", "sample", "hello", "--schema", "no.json"], "BadRequest: --schema: must be a readable JSON file"),
+    (["bench", "sample", "--prompts", "no.jsonl"], "BadRequest: --prompts: must be a readable file, received no."),
+    (
+        ["calibrate", "sample", "--prompts", "no.jsonl", "--temperature", "1", "--temperature", "0"],
+        "BadRequest: --temperature: must be above 0, so that drafts are sampled, received 0",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """How each of the REJECTED commands ends, by its arguments: all run in one process, because its start is slow."""
+    folder = tmp_path_factory.mktemp("commands")
+    write_bundle(folder / "sample")
+    commands = json.dumps([arguments for arguments, _ in REJECTED])
+    probe = [sys.executable, "-c", PROBE]
+    done = subprocess.run(probe, cwd=folder, input=commands, capture_output=True, text=True, check=True)
+    lines = done.stdout.splitlines()
+    return {" ".join(arguments): json.loads(line) for (arguments, _), line in zip(REJECTED, lines, strict=True)}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["run", "./nowhere", "hello"], "BadBundle: model: './nowhere' does not exist. Correct the path"),
-        (["run", "dem", "hello"], "BadBundle: model: must be a path, the name of an included recipe, or OWNER/NAME on"),
-        (["run", "sample", "hello", "--dtype", "int4"], "BadRequest: dtype: 'sample' is built already"),
-        (
-            ["bench", "."],
-            "BadBundle: model: a bundle's folder has bundle.json, a checkpoint's folder has config.json; '.'",
-        ),
-        (["check", "nowhere"], "BadBundle: bundle: 'nowhere' does not exist. Correct the path, or build it: tandemrt"),
-        (["run", "sample", "hello", "--threads", "0"], "BadRequest: threads: must be at least 1, received 0"),
-        (
-            ["run", "sample", "hello", "--num-draft-tokens", "1:4,9:x"],
-            "BadRequest: num_draft_tokens: must be a number, or a table",
-        ),
-        (
-            ["bench", "sample", "--num-draft-tokens", "9"],
-            "BadRequest: num_draft_tokens: the bundle was built for 0..4 drafted tokens",
-        ),
-        (
-            ["check", "sample", "--cache-tokens", "64"],
-            "BadRequest: cache_tokens: this bundle's cache is linear",
-        ),
-        (["run", "sample", "hello", "--temperature", "-1"], "BadRequest: temperature: must be at least 0.0"),
-        (["run", "sample", "hello", "--max-tokens", "32"], "BadRequest: max_tokens: prompt and output must fit"),
-        (["run", "sample", "hello", "--schema", "no.json"], "BadRequest: --schema: must be a readable JSON file"),
-        (["bench", "sample", "--prompts", "no.jsonl"], "BadRequest: --prompts: must be a readable file, received no."),
-        (
-            ["calibrate", "sample", "--prompts", "no.jsonl", "--temperature", "1", "--temperature", "0"],
-            "BadRequest: --temperature: must be above 0, so that drafts are sampled, received 0",
-        ),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+    ("arguments", "message"), REJECTED, ids=lambda value: " ".join(value) * isinstance(value, list)
 )
-def test_commands_reject_arguments_before_importing_torch(tmp_path: Path, arguments: list[str], message: str) -> None:
-    write_bundle(tmp_path / "sample")
-    command = [sys.executable, "-c", PROBE, *arguments]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith(message)
-    assert done.stdout == "loaded:\n"
+def test_commands_reject_arguments_before_importing_torch(
+    ends: dict[str, Any], arguments: list[str], message: str
+) -> None:
+    code, loaded, printed = ends[" ".join(arguments)]
+    assert (code, loaded) == (2, [])
+    assert printed.startswith(message)
 
 
 @pytest.mark.parametrize(

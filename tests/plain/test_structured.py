@@ -162,7 +162,7 @@ for _ in range(70):
         ({"json": "{"}, "the schema is not JSON"),
         ({"json": '{"const": NaN}'}, "NaN is not a JSON number"),
         ({"json": "5"}, "a schema is an object or a boolean"),
-        ({"json": {"type": 5}}, "not a JSON schema at #/type"),
+        ({"json": {"type": "str"}}, r"not a JSON schema at #/type: 'str' is not one of \['array', 'boolean'"),
         ({"json": {"type": "integer", "not": {}}}, "no finite text fits"),
         ({"json": deep}, "nested at most 64 levels"),
         ({"json": {"enum": ["x" * 3000]}}, "must be at most 2000 bytes"),

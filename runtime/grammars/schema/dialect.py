@@ -146,7 +146,7 @@ def _error(schema: Any, dialect: str) -> jsonschema.ValidationError | None:
     try:
         errors = _meta_validator(DIALECTS[dialect]).iter_errors(schema)
         error: jsonschema.ValidationError | None = jsonschema.exceptions.best_match(errors)
-        return error
+        return error.context[0] if error is not None and error.context else error  # the first form says what is missing
     except (RecursionError, OverflowError) as failure:  # raised by Python's `re` while it compiles a pattern
         raise BadRequest(
             f"structured_outputs.json: a pattern nests too deep or repeats too often: {clipped(failure)}; simplify it"
