@@ -3,13 +3,15 @@
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from tandemrt.engines.contract.calls import NO_PROMPTS
+from tandemrt.engines.contract.calls import NO_PROMPTS, Packed
 from tandemrt.plugins.tensors import torch
 from tandemrt.runtime.caches.kv_cache import Cache
 from tandemrt.runtime.device.backends.base import Call, Engine
 from tandemrt.runtime.device.buffers import Buffer
+from tandemrt.runtime.device.prompt_plan import Chunk
 from tandemrt.runtime.device.streams import upload
 from tandemrt.runtime.drafters.none import NullHooks
+from tandemrt.runtime.drafters.prompt_ends import PromptEnds
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import StepSampler
 from tandemrt.runtime.requests.round import Round
@@ -68,6 +70,7 @@ class AssistantDrafter(NullHooks):
         self._states = Buffer((slots, draft.window + 2, self._hidden), draft.dtype, device)
         self._rows = cache(lambda batch, width: torch.arange(batch, device=device) * width)
         self._call = cache(self._bind)
+        self._prompt_ends = PromptEnds()
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
@@ -75,13 +78,17 @@ class AssistantDrafter(NullHooks):
         self._state.view(self._draft.slots, 1, self._hidden)[slot].zero_()
 
     def prefill(self, slot: int, tokens: torch.Tensor, following: Sequence[Sequence[int]]) -> None:
-        """See Drafter.prefill. Over a paged cache the first round of a text computes the state."""
+        """See Drafter.prefill. Over a paged cache, ``after_verify`` and ``read_prompts`` find the state."""
         (slots, count), features = tokens.shape, self._draft.buffers.prompt_features
         assert features is not None
         newest = self._newest.view(self._draft.slots, 1)[slot : slot + slots]
         upload([after[:1] for after in following], newest)
         states = features.view(slots, count, self._hidden)
         self._state.view(self._draft.slots, 1, self._hidden)[slot : slot + slots, 0] = states[:, count - 1]
+
+    def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:  # noqa: ARG002
+        """See Drafter.write_prompts. It has no inputs of prompts."""
+        self._prompt_ends.note(chunks, texts)
 
     def propose(self, round_: Round) -> Buffer | None:
         """See Drafter.propose."""
@@ -102,6 +109,13 @@ class AssistantDrafter(NullHooks):
         rows = self._rows(batch, query + 1) + buffers.count.view(batch)
         newest[:, 0] = tokens.view(-1)[rows]
         state[:, 0] = states.view(-1, self._hidden)[rows]
+
+    def read_prompts(self, round_: Round) -> None:
+        """See Drafter.read_prompts. Requests that decode only after the round start from the end of their prompt."""
+        newest, state = self._newest.view(self._draft.slots), self._state.view(self._draft.slots, self._hidden)
+        for slot, at, following in self._prompt_ends.of_later_rows(round_):
+            upload([following], newest[slot : slot + 1])
+            state[slot] = self._features.view(at + 1, self._hidden)[at]
 
     def cached_tokens(self, running: RunningRequest) -> int:
         """See Drafter.cached_tokens."""

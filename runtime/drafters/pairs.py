@@ -7,7 +7,6 @@ EAGLE-3 and MTP run once per drafted token, P-EAGLE once per round.
 
 from collections.abc import Mapping, Sequence
 from functools import cache, lru_cache, partial
-from itertools import accumulate
 from typing import Protocol
 
 from tandemrt.engines.contract.calls import Packed, repacked
@@ -23,6 +22,7 @@ from tandemrt.runtime.drafters.backlog import Backlog
 from tandemrt.runtime.drafters.mask_tokens import MaskTokens
 from tandemrt.runtime.drafters.none import NullHooks
 from tandemrt.runtime.drafters.pair_store import PairStore
+from tandemrt.runtime.drafters.prompt_ends import PromptEnds
 from tandemrt.runtime.drafters.resources import DraftResources
 from tandemrt.runtime.drafters.sampling import Sampler, StepSampler, WindowSampler
 from tandemrt.runtime.requests.round import Round
@@ -71,7 +71,7 @@ class PairDrafter(NullHooks):
         self._chunk_tokens = Buffer((chunk,), torch.int64, draft.device)
         self._following = Buffer((draft.slots,), torch.int64, draft.device)
         self._prompts_call = lru_cache(MAX_PACKED_CALLS)(self._bind_prompts)
-        self._prompt_ends: list[tuple[int, int, int]] = []  # of the round: slot, row of its last token, next token
+        self._prompt_ends = PromptEnds()
 
     def leave(self, slot: int) -> None:
         """See SlotListener.leave."""
@@ -104,12 +104,7 @@ class PairDrafter(NullHooks):
     def write_prompts(self, chunks: Sequence[Chunk], texts: Mapping[int, Sequence[int]], sizes: Packed) -> None:
         """See Drafter.write_prompts. Each state is paired with the next token."""
         self._draft.layout.write(chunks, texts, sizes, ahead=1)
-        rows = accumulate(chunk.tokens for chunk in chunks)
-        self._prompt_ends = [
-            (chunk.slot, row - 1, texts[chunk.slot][-1])
-            for chunk, row in zip(chunks, rows, strict=True)
-            if chunk.end == len(texts[chunk.slot]) - 1
-        ]
+        self._prompt_ends.note(chunks, texts)
 
     def skip(self, round_: Round) -> None:
         """See Drafter.skip. The pairs are processed when the backlog is full."""
@@ -135,23 +130,22 @@ class PairDrafter(NullHooks):
         """See Drafter.read_prompts."""
         before, sizes = round_.window_tokens, repacked(0, round_.prompts)
         self._draft.run_prompts(("draft", before, sizes), self._prompts_call(before, sizes))
-        self._pair_prompt_ends(round_, before)
+        self._pair_prompt_ends(round_)
 
     def cached_tokens(self, running: RunningRequest) -> int:
         """See Drafter.cached_tokens."""
         return self._backlog.cached_tokens(running)
 
-    def _pair_prompt_ends(self, round_: Round, before: int) -> None:
+    def _pair_prompt_ends(self, round_: Round) -> None:
         """Set the newest pair of requests that decode only after the round in which their prompt ends.
 
-        The others get it from the token that the round emits. ``before``: tokens before those of prompts.
+        The others get it from the token that the round emits.
         """
-        for slot, row, following in self._prompt_ends:
-            if slot in round_.undrafted and slot not in round_.rows:
-                token, at = self._following.view(1), before + row
-                upload([following], token)
-                self._pairs.replace(slot, token, self._pairs.fused.view(at + 1, self._pairs.hidden)[at:])
-                self._backlog.join()
+        for slot, at, following in self._prompt_ends.of_later_rows(round_):
+            token = self._following.view(1)
+            upload([following], token)
+            self._pairs.replace(slot, token, self._pairs.fused.view(at + 1, self._pairs.hidden)[at:])
+            self._backlog.join()
 
     def _bind_prompts(self, before: int, prompts: Packed) -> Call:
         """Bind the call of a round's prompts, whose states follow those of ``before`` other tokens."""

@@ -21,6 +21,7 @@ from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.spec import ModelSpec
 from tandemrt.runtime.requests.round import Round
 from tests.engine.decoding import make_checkpoint, randomize
+from tests.engine.preempted import preempting
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import VOCAB, tiny_tokenizer, write_recipe
 
@@ -151,6 +152,19 @@ def test_a_text_under_the_rejection_rule_depends_on_its_seed_alone(llm: LLM) -> 
         llm.generate([prompt_of(at) for at in (3, 50, 70, 90)], params())
         again = llm.generate(prompt_of(length), asked)
         assert again.token_ids == first.token_ids
+
+
+def test_a_preemption_changes_no_text_or_draft_under_the_rejection_rule(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if it drops a round with drafts: the repeated round drafts from the state of the text's end, read again."""
+    if not llm.loop.drafter.reads_prompts_late:
+        return  # a linear cache has memory for every text
+    text = preempting(llm, monkeypatch, prompt_of(24), params(temperature=1.0, seed=1, rule="rejection"))
+    alone, before = text(0), llm.metrics.preemptions
+    assert [text(at) for at in range(2, 6)] == [alone] * 4
+    assert llm.metrics.preemptions == before + 4
+    assert sum(map(len, alone[1].values())) > 0
 
 
 REJECTED = {

@@ -30,10 +30,10 @@ from tandemrt.plugins.reference.noise import position_noise
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.requests.request import StreamOutput
 from tandemrt.runtime.requests.round import Round
-from tandemrt.runtime.requests.running import RunningRequest
 from tests.eagle3 import Head
 from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, DSparkDrafts, Target, pard, two_known
 from tests.engine.drawn_requests import WAYS, Asked, requests, said
+from tests.engine.preempted import preempting
 from tests.engine.test_invisible import REQUESTS, output_of
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import VOCAB, tiny_checkpoint, write_recipe
@@ -384,40 +384,11 @@ def test_a_preemption_changes_no_text_or_draft_under_the_rejection_rule(
     built: Built, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
     """Also if it drops the first round with drafts, or a later one: the repeated round drafts the same tokens."""
-    llm, grow, write = (
-        built.llm("paged"),
-        built.llm("paged").loop.slots.grow,
-        built.llm("paged").loop._verify_inputs.write,
-    )
+    llm = built.llm("paged")
     params = built.asked(temperature=1.0, seed=3, max_tokens=20, rule="rejection")
-    calls, drafted = 0, dict[int, list[int]]()
-
-    def lacks_memory_once(short: int, running: RunningRequest) -> bool:
-        nonlocal calls
-        calls += 1
-        return calls != short and grow(running)
-
-    def watched(round_: Round) -> Any:
-        drafts = write(round_)
-        proposed = llm.loop.target.buffers.draft_tokens.host_view(round_.batch, round_.window).numpy()
-        for slot, running in round_.rows.items():
-            alone = drafts.alone.get(slot)
-            tokens = proposed[slot, : drafts.lengths[slot]].tolist() if alone is None else list(alone.tokens)
-            drafted[running.output_length] = tokens
-        return drafts
-
-    def text(short: int) -> tuple[list[int], dict[int, list[int]]]:
-        nonlocal calls
-        calls = 0
-        drafted.clear()
-        monkeypatch.setattr(llm.loop.slots, "grow", partial(lacks_memory_once, short))
-        ids = llm.generate([70, 71, 72] * 8, params).token_ids
-        return ids, dict(drafted)
-
-    monkeypatch.setattr(llm.loop.slots, "unchanged_until", lambda _: 0)  # grow in every round
-    monkeypatch.setattr(llm.loop._verify_inputs, "write", watched)
-    alone, before = text(short=0), llm.metrics.preemptions
-    assert text(short=at) == alone
+    text = preempting(llm, monkeypatch, [70, 71, 72] * 8, params)
+    alone, before = text(0), llm.metrics.preemptions
+    assert text(at) == alone
     assert llm.metrics.preemptions == before + 1
     assert sum(map(len, alone[1].values())) > 0
 
