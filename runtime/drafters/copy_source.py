@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 _TRIED = 16  # earlier occurrences that a search compares, the latest first
-_LONG = 8  # tokens of a match to whose place a text may return, and of the match where it does
+_LONG = 8  # tokens of a match to whose place a text may return; where it does, its newest token counts as so many
 _NEAR = 8  # tokens after that place among which it returns
 _LEAST_CHANCE = 0.25  # that a copied token is accepted: about what one more token adds to the cost of a round
 _DECAY = 0.98  # of the counts of hits, per prediction
@@ -20,7 +20,10 @@ class Copy(NamedTuple):
 
 
 class _Match(NamedTuple):
-    """``position`` of the token that is predicted to be the next one; ``length`` tokens before it match the newest."""
+    """``position`` of the token that is predicted to be the next one; ``length`` tokens before it match the newest.
+
+    Where a text returns, one token matches and ``length`` starts at ``_LONG``: so it may return to this place, too.
+    """
 
     position: int
     length: int
