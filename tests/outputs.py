@@ -13,6 +13,7 @@ from tandemrt.runtime.requests.request import Finish, Request, RequestOutput, Sp
 from tandemrt.runtime.requests.running import RunningRequest
 
 _WHOLE = ("stop", "length", "constraint")
+_CUT_OFF = ("cancelled", "timeout", "error")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,7 +28,7 @@ def consistent_outputs() -> Iterator[None]:
 class OutputChecks:
     """Checks the output of each request when it ends, and its stream against the output.
 
-    Outputs that a fault, a timeout or a client cut off are left out: tests of those compare them.
+    Of outputs that a fault, a timeout or a client cut off little is checked: tests of those compare them.
     """
 
     def __init__(self) -> None:
@@ -44,6 +45,8 @@ class OutputChecks:
         def checked_finish(request: Request, end: Finish, output: RequestOutput | None = None) -> None:
             first = not request.finished
             finish(request, end, output)
+            if first and request.output is not None and request.output.finish_reason in _CUT_OFF:
+                self._note(request, _broken_logprobs(request, request.output))
             if first and output is not None and output.finish_reason in _WHOLE:
                 self._finished[request] = output
                 self._note(request, _broken(request, output))

@@ -165,6 +165,7 @@ class Request:
             error=finish.message,
             grammar_engine=self.grammar_engine,
             index=self.index,
+            logprobs=None if self.params.logprobs is None else [],
         )
 
     def finish(self, finish: Finish, output: "RequestOutput | None" = None) -> None:

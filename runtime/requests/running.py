@@ -268,6 +268,7 @@ class RunningRequest:
                 text=self._text.text,
                 reasoning=self._text.reasoning,
                 token_ids=self.output_ids,
+                logprobs=self.logprobs(0, self.output_length),
             )
             self.request.finish(finish, output)
             return []
