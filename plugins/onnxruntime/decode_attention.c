@@ -50,7 +50,7 @@ typedef struct {
     float rescale;      /* what the sums are multiplied by before the next block */
     Lanes total;        /* of its weights, in parts */
     size_t first, end;  /* the keys that it sees */
-} Token;
+} Row;
 
 /* Rotate the halves of the first 2 * half values of a head, and copy the others. */
 INLINE void rotate(const Call* call, const float* restrict from, size_t position, float* restrict to) {
