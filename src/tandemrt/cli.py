@@ -37,8 +37,9 @@ class _Commands(TyperGroup):
     """Names the group of a command that is typed without it, such as ``build``."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        accepted = ctx.resilient_parsing or args[0] in self.commands  # a shell that completes words wants no error
         for name, group in self.commands.items():
-            if args[0] not in self.commands and args[0] in getattr(group, "commands", ()):
+            if not accepted and args[0] in getattr(group, "commands", ()):
                 ctx.fail(f"No such command {args[0]!r}. Did you mean '{name} {args[0]}'?")
         return super().resolve_command(ctx, args)
 

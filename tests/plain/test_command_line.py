@@ -155,9 +155,11 @@ def test_a_group_of_commands_without_a_command_prints_its_help() -> None:
 
 def test_a_shell_can_complete_commands_and_options() -> None:
     assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
-    for words, expected in (("tandemrt mod", ["models"]), ("tandemrt serve --conf", ["--config"])):
+    whole = (("tandemrt mod", ["models"]), ("tandemrt serve --conf", ["--config"]), ("tandemrt build exp", ["export"]))
+    for words, expected in whole:
         asked = {"_TANDEMRT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
-        assert CliRunner().invoke(app, env=asked, prog_name="tandemrt").output.split() == expected
+        result = CliRunner().invoke(app, env=asked, prog_name="tandemrt")
+        assert (result.exit_code, result.output.split()) == (0, expected)
 
 
 def test_version_prints_the_version() -> None:
