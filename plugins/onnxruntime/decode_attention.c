@@ -3,7 +3,9 @@
  *
  * A token has the same bits in any call: each head of each token is computed by the same operations in the same order.
  */
+#define _GNU_SOURCE /* sched_getaffinity */
 #include <math.h>
+#include <sched.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -172,10 +174,19 @@ done:
     return status;
 }
 
+/* Return how many processors this process may use. */
+static size_t usable_processors(void) {
+#ifdef CPU_COUNT
+    cpu_set_t usable;
+    if (sched_getaffinity(0, sizeof(usable), &usable) == 0) return (size_t)CPU_COUNT(&usable);
+#endif
+    return (size_t)sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 static OrtStatus* init(OrtApi api, const void* info, void* made) {
     OrtStatus* status = NULL;
     Kernel* kernel = made;
-    *kernel = (Kernel){api, 0, 0, (size_t)sysconf(_SC_NPROCESSORS_ONLN), 0.0f, attend_portable};
+    *kernel = (Kernel){api, 0, 0, usable_processors(), 0.0f, attend_portable};
 #if defined(__x86_64__) && !defined(PORTABLE)
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) kernel->attend = attend_avx2;
 #endif
