@@ -172,7 +172,7 @@ class ImageSource:
     @property
     def key(self) -> Hashable:
         """Equal for sources of one image."""
-        return self.low, self.data if isinstance(self.data, str | bytes | PathLike) else id(self.data)
+        return self.low, self.data if isinstance(self.data, str | bytes | Path) else id(self.data)
 
 
 class ImageReader:

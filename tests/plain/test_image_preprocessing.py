@@ -3,8 +3,10 @@
 import random
 from base64 import b64encode
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,6 +200,19 @@ def test_a_data_url_with_a_lone_surrogate_is_rejected() -> None:
     source = ImageSource("data:image/png;base64,\ud800")
     with pytest.raises(BadRequest, match="a data URL must hold base64 without line breaks"):
         reader(ENTRY).read(source, lambda _, function, *arguments: function(*arguments))
+
+
+def test_a_path_without_a_hash_has_a_key(tmp_path: Path) -> None:
+    @dataclass
+    class Named:
+        path: Path
+
+        def __fspath__(self) -> str:
+            return str(self.path)
+
+    ours, theirs = (ImageSource(Named(tmp_path)) for _ in range(2))
+    assert len({ours.key, theirs.key, ours.key}) == 2
+    assert ImageSource(tmp_path).key == ImageSource(Path(str(tmp_path))).key
 
 
 def test_a_file_is_decoded_once_for_each_detail() -> None:
