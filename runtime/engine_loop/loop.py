@@ -14,7 +14,8 @@ There are two schedules. Overlap schedule::
 Copies run on a second stream. The host commits round r-1 after drafts and target of round r are enqueued. The device
 uses the result of a round at once (SlotState.advance), but the host reads it one round later. The rows of a
 request that has finished in between get empty masks, and emit nothing. What no later round depends on is delivered
-while the device is busy with the next one.
+while the device is busy with the next one. If the host waited long for tokens r-1 and the call of round r reads many
+prompt tokens, it delivers their texts before it writes masks.
 
 The synchronous schedule runs the same steps with the same results, but the target starts after the masks are written.
 
