@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -112,9 +113,7 @@ def prompt_of(length: int) -> list[int]:
 def test_every_round_drafts_the_tokens_of_transformers(built: Built, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """After prompts within and beyond the sliding window, whatever the last round accepted."""
     rounds: list[tuple[list[int], int]] = []
-    verified = llm.loop.drafter.after_verify
-    if llm.loop.drafter.reads_prompts_late:
-        pytest.skip("over a paged cache one order of these tests compares another text at token 67: not explained yet")
+    verified, late = llm.loop.drafter.after_verify, llm.loop.drafter.reads_prompts_late
 
     def watch(round_: Round) -> None:
         buffers = llm.loop.target.buffers
@@ -127,8 +126,9 @@ def test_every_round_drafts_the_tokens_of_transformers(built: Built, llm: LLM, m
         rounds.clear()
         prompt = prompt_of(length)
         text, known = prompt + llm.generate(prompt, params()).token_ids, length
-        for drafts, count in rounds[:6]:
-            assert drafts == drafts_of(built.assistant, built.target, text[:known], len(drafts)), known
+        for at, (drafts, count) in enumerate(rounds[:6]):
+            if at or not late:
+                assert drafts == drafts_of(built.assistant, built.target, text[:known], len(drafts)), known
             known += count
 
 
@@ -212,7 +212,8 @@ def test_a_token_in_two_groups_is_rejected(built: Built, tmp_path: Path) -> None
     target, draft = (Checkpoint.open(built.folder / each) for each in ("target", "draft"))
     spec = AssistantSpec.from_hf(draft.config, ModelSpec.from_hf(target.config))
     assert sorted(token_groups(draft, spec).ravel()) == list(range(VOCAB))
-    built.assistant.masked_embedding.token_ordering[:2] = 7
-    built.assistant.save_pretrained(tmp_path)
+    changed = deepcopy(built.assistant)  # other tests draft with this one
+    changed.masked_embedding.token_ordering[:2] = 7
+    changed.save_pretrained(tmp_path)
     with pytest.raises(BadCheckpoint, match="should have each token id below 320 once"):
         token_groups(Checkpoint.open(tmp_path), spec)
