@@ -168,7 +168,7 @@ def test_models_that_are_opened_and_closed_one_after_another_leave_nothing(tiny_
             llm.generate(["the text"] * len(requests), requests)
         del llm
         gc.collect()
-        kinds = (type(each) for each in gc.get_objects())
+        kinds = map(type, gc.get_objects())
         left.append(Counter(kind.__qualname__ for kind in kinds if kind.__module__.startswith("tandemrt")))
     added = [later - earlier for earlier, later in pairwise(left)]
     assert not all(added), added[-1]

@@ -98,7 +98,7 @@ def graphs(config: dict[str, Any]) -> Iterator[tuple[Lowering, ModelSpec, ir.Mod
 def described(model: ir.Model) -> Iterator[str]:
     """A line for each node of a graph, which names weights by their name and other values by their number."""
     yield from _nodes(model.graph, {})
-    yield from (f"function {name}" for name in sorted(str(each) for each in model.functions))
+    yield from (f"function {name}" for name in sorted(map(str, model.functions)))
 
 
 def _nodes(graph: ir.Graph, names: dict[ir.Value, str]) -> Iterator[str]:
@@ -122,13 +122,9 @@ def _typed(value: ir.Value, name: str) -> str:
 def _attribute(value: Any, names: dict[ir.Value, str]) -> str:
     if isinstance(value, ir.Graph):
         return f"[{'; '.join(_nodes(value, names))}]"
-    return (
-        _content(value)
-        if isinstance(value, ir.TensorProtocol)
-        else f"{value:.5g}"
-        if isinstance(value, float)
-        else str(value)
-    )
+    if isinstance(value, ir.TensorProtocol):
+        return _content(value)
+    return f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 def _content(tensor: ir.TensorProtocol | None) -> str:
@@ -177,7 +173,7 @@ def require_bound(model: ir.Model, contract: Contract, unread: Collection[str] =
     It reads all of its inputs except ``unread``.
     """
     for bound, values in ((contract.inputs, model.graph.inputs), (contract.outputs, model.graph.outputs)):
-        expected = [(each.name, DTYPES[each.dtype], [str(dim) for dim in each.shape]) for each in bound]
+        expected = [(binding.name, DTYPES[binding.dtype], [str(dim) for dim in binding.shape]) for binding in bound]
         assert [_bound(value) for value in values] == expected
     read = {value for node in model.graph.all_nodes() for value in node.inputs}
     left = {value.name for value in model.graph.inputs if value not in read}

@@ -183,7 +183,7 @@ class _Schemas:
         allowed = _ALL_TYPES
         for keyword in (*_CHOICES, "allOf"):
             if keyword in schema:
-                kinds = [self.types(self.resolved(each), depth + 1) for each in schema[keyword]]
+                kinds = [self.types(self.resolved(choice), depth + 1) for choice in schema[keyword]]
                 allowed &= kinds[0].intersection(*kinds) if keyword == "allOf" else kinds[0].union(*kinds)
         return allowed
 
@@ -207,8 +207,8 @@ class _Schemas:
             return None
         else:
             branches: list[dict[str, Any]] = []
-            for each in schema[keyword]:
-                listed = self.listed(self.resolved(each), depth + 1)
+            for choice in schema[keyword]:
+                listed = self.listed(self.resolved(choice), depth + 1)
                 if listed is None:
                     return None
                 self._spend(len(listed))
@@ -236,7 +236,7 @@ class _Schemas:
             seen.add(target)
             schema = self._root[parts[1]][parts[2]]
         if seen and isinstance(schema, Mapping):
-            self._spend(sum(len(each) for each in (schema, *schema.values()) if isinstance(each, list | Mapping)))
+            self._spend(sum(len(part) for part in (schema, *schema.values()) if isinstance(part, list | Mapping)))
         if schema is True:
             return {}
         if not isinstance(schema, Mapping):
