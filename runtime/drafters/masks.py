@@ -33,11 +33,14 @@ class DraftMasks:
 
     @contextmanager
     def following(self, round_: Round) -> Iterator[None]:
-        """Fork the constraints of the round's requests at their committed texts, for the block."""
+        """Fork the constraints with grammars of the round's requests at their committed texts, for the block.
+
+        Drafts of other requests are never masked: a text under the rejection rule must not depend on its neighbours.
+        """
         try:
             for slot, running in round_.rows.items():
                 with suppress(Exception), _counted(running):  # a request that fails is not masked, as in ``apply``
-                    if round_.max_drafted(running) > 0:
+                    if running.constraint.has_grammar and round_.max_drafted(running) > 0:
                         self._forks[slot] = (running.constraint.fork(), running)
             yield
         finally:

@@ -30,6 +30,7 @@ from tandemrt.plugins.reference.noise import position_noise
 from tandemrt.runtime.engine_loop.capture import capture
 from tandemrt.runtime.requests.request import StreamOutput
 from tandemrt.runtime.requests.round import Round
+from tests.conftest import shared_bundle
 from tests.eagle3 import Head
 from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, DSparkDrafts, Target, pard, two_known
 from tests.engine.drawn_requests import WAYS, Asked, requests, said
@@ -44,12 +45,17 @@ SHARED = [(7 * i) % 256 for i in range(150)]  # two full blocks and a bit
 
 
 class Built:
-    """The bundles of one kind of draft, built and opened when a test asks for them."""
+    """The bundles of one kind of draft, built and opened when a test asks for them.
 
-    def __init__(self, name: str, folder: Path, target: Path, opened: ExitStack) -> None:
+    All processes and files share the bundles: their checkpoints are equal.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, target: Path, opened: ExitStack, folders: pytest.TempPathFactory
+    ) -> None:
         folder.mkdir()
         self.name, self.kind = name, KINDS[name]
-        self._folder, self._opened = folder, opened
+        self._folder, self._opened, self._folders = folder, opened, folders
         self._target = folder / "draft" if self.kind.with_target else target
         self.drafts: Drafts = self.kind.save(folder / "draft", reference(target))
         self.known = self.kind.known(folder / "draft")
@@ -70,8 +76,10 @@ class Built:
         return SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **self.among, **params})
 
     def _bundle(self, form: str) -> Path:
-        recipe = recipe_of(self.name, self._folder, self._target, self._folder / "draft", form)
-        return build(recipe, self._folder / form).folder
+        def write(folder: Path) -> Path:
+            return recipe_file(self.name, folder, self._target, self._folder / "draft", form)
+
+        return shared_bundle(self._folders, f"drafts-{self.name}-{form}", write)
 
     def _llm(self, form: str) -> LLM:
         """Over a paged cache as a GPU has it; over a linear one, drafts are masked by grammars.
@@ -93,11 +101,14 @@ class Built:
         return [output_of(output) for output in answers(self.llm("linear"), self.requests, num_draft_tokens=0)]
 
 
-def recipe_of(kind: str, folder: Path, target: Path, draft: Path, form: str = "linear") -> Recipe:
+def recipe_file(kind: str, folder: Path, target: Path, draft: Path, form: str) -> Path:
     drafting = f'kind = "{kind}"\ncheckpoint = "{draft}"\nnum_draft_tokens = {KINDS[kind].window}\n{DRAWN}'
     path = folder / f"{kind}-{form}.toml"
-    written = write_recipe(path, target=target, drafting=drafting, backend=CACHES[form], length=256)
-    return Recipe.load(written)
+    return write_recipe(path, target=target, drafting=drafting, backend=CACHES[form], length=256)
+
+
+def recipe_of(kind: str, folder: Path, target: Path, draft: Path, form: str = "linear") -> Recipe:
+    return Recipe.load(recipe_file(kind, folder, target, draft, form))
 
 
 @cache
@@ -117,9 +128,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def all_built(folder: Path) -> Iterator[dict[str, Built]]:
+def all_built(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Built]]:
+    target = folder / "target"
     with ExitStack() as opened:
-        yield {name: Built(name, folder / name, folder / "target", opened) for name in KINDS}
+        yield {name: Built(name, folder / name, target, opened, tmp_path_factory) for name in KINDS}
 
 
 # A dflash2 draft runs as a dspark one, and has a test of its own.
@@ -429,10 +441,16 @@ def test_target_ids_must_match_the_manifest(all_built: dict[str, Built]) -> None
 
 @pytest.mark.parametrize("form", CACHES)
 def test_under_the_rejection_rule_a_seed_has_one_text_in_any_batch(built: Built, form: str) -> None:
-    """Also in the round in which a prompt ends, where some drafters have not processed it yet."""
+    """Also in the round in which a prompt ends, where some drafters have not processed it yet.
+
+    The grammar of one request masks its own drafts only, not those of others whose parameters ban tokens.
+    """
     llm = built.llm(form)
     prompts = [[(31 * i + j * j) % 256 for j in range(12)] for i in range(8)]
-    params = [built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=8) for seed in range(8)]
+    own: list[dict[str, Any]] = [{}, {"structured_outputs": {"regex": ".{40}"}}, {"banned_token_ids": range(0, 256, 2)}]
+    params = [
+        built.asked(rule="rejection", temperature=1.0, seed=seed, max_tokens=8, **own[seed % 3]) for seed in range(8)
+    ]
     alone = [output_of(llm.generate(prompt, each)) for prompt, each in zip(prompts, params, strict=True)]
     assert [output_of(output) for output in llm.generate(prompts, params)] == alone
 
