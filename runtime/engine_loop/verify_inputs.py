@@ -168,7 +168,7 @@ class VerifyInputWriter:
             draft = draft[: draft.index(-1)]
         overrule = running.request.rule is Rule.REJECTION and not round_.only_fast_forward
         with nullcontext() if running.grammar_time is None else running.grammar_time.step():
-            limit = most if running.slot in round_.may_fast_forward else 0
+            limit = round_.max_fast_forward(running)
             filled = running.fill_rows(draft, self._masks, first, limit=limit, override=overrule)
         if running.grammar_time is not None:
             running.grammar_time.last_fill_s = running.grammar_time.last_step_s

@@ -116,6 +116,20 @@ class Round:
             return 0
         return min(self.num_proposed, self.max_drafted(running))
 
+    def max_fast_forward(self, running: RunningRequest) -> int:
+        """Return the length of the draft window up to which mask rows may add fast-forward tokens for ``running``.
+
+        Under the rejection rule they fill what it drafts itself, not a window that others widen: its text depends on
+        its drafts.
+        """
+        slot, most = running.slot, self.max_drafted(running)
+        if slot not in self.may_fast_forward:
+            return 0
+        if running.request.rule is not Rule.REJECTION or running.replay.rereading:
+            return most
+        drafts_itself = slot not in self.copied and self.num_proposed_for(running) > 0
+        return most if drafts_itself else min(most, len(self.drafted_from_text.get(slot, ())))
+
     def with_fast_forward(self) -> "Round":
         """Return the round with its fast-forward tokens, for ``may_fast_forward`` alone.
 

@@ -190,3 +190,19 @@ def test_a_text_under_the_rejection_rule_does_not_depend_on_fast_forward_tokens_
             [_, together] = llm.generate(["json</think>", "why <think>"], [drafting, params])
             assert output_of(together) == output_of(alone)
         assert llm.metrics.fast_forward_drafts > 0
+
+
+def test_under_the_rejection_rule_no_window_of_others_adds_fast_forward_tokens(ngram_bundle: Path) -> None:
+    """Where a forced end follows copies that are shorter than those of another request."""
+    asked = {"temperature": 1.0, "rule": "rejection", "ignore_eos": True, "max_tokens": 24}
+    copying = SamplingParams(**asked, logit_bias={70: 60, 71: 60})
+    forced = 0
+    with LLM(ngram_bundle, threads=1) as llm:
+        for seed in range(6):
+            params = SamplingParams(**asked, seed=seed, thinking_token_budget=4, logit_bias={65: 8, 66: 8})
+            prompt = "ab" * 6 + "<think>"
+            alone = llm.generate(prompt, params)
+            _, beside = llm.generate([[70, 71] * 10, prompt], [copying, params])
+            assert (output_of(beside), beside.speculation) == (output_of(alone), alone.speculation)
+            forced += alone.forced_ends
+    assert forced >= 3
