@@ -46,25 +46,27 @@ class CopySource:
         self._earlier = [0]  # by end of an n-gram: the end of the same one before it, or 0
         self._match: _Match | None = None
         self._left: int | None = None  # the position of the token that differed after a long match
-        self._hits: dict[int, tuple[float, float]] = {}  # by bits of the length: hits and predictions, with decay
+        self._hits = [(0.0, 0.0)] * len(_CHANCES)  # by bits of the length: hits and predictions, with decay
 
     def read(self, text: Sequence[int], prompt: int) -> None:
         """Read what ``text`` has gained since the last call. The tokens of its ``prompt`` are not predicted."""
-        for token in text[len(self._text) :]:
-            if len(self._text) >= prompt:
-                self._count_hit(token)
-                self._match = self._append(token)
-            else:
-                self._text.append(token)
-                if len(self._text) == prompt:
-                    self._match = self._search()
-            self._index()
+        known = len(self._text)
+        if known < prompt:
+            self._text += text[known:prompt]
+            self._index(known + 1, prompt - 1)
+            end = self._end()
+            self._match = self._longest_of(end) if end else None
+            self._index(prompt, prompt)
+            known = prompt
+        for token in text[known:]:
+            self._read_one(token)
 
     def copy(self, most: int, following: Sequence[int] = ()) -> Copy:
         """Copy at most ``most`` tokens after the text and ``following``, as far as they are likely to be accepted."""
         length, match, left = len(self._text), self._match, self._left
         for token in following:
-            self._match = self._append(token)
+            self._text.append(token)
+            self._match = self._next(self._match, self._end())
         copied = self._copy(most)
         del self._text[length:]
         self._match, self._left = match, left
@@ -83,57 +85,76 @@ class CopySource:
             tokens.append(self._text[position] if beyond < 0 else tokens[beyond])
         return Copy(tokens, expected)
 
-    def _append(self, token: int) -> _Match | None:
-        """Append ``token``; return the match that predicts the token after it."""
-        match = self._match
-        predicted = None if match is None else self._text[match.position]
-        self._text.append(token)
-        if match is None:
-            return self._search()
-        if predicted == token:
-            return _Match(match.position + 1, match.length + 1)
-        if match.length >= _LONG:
-            self._left = match.position
-        return self._return() or self._search() or _Match(match.position + 1, 0)
+    def _next(self, match: _Match | None, end: int) -> _Match | None:
+        """Return the match that predicts the token after the newest one, which ``match`` has predicted.
 
-    def _return(self) -> _Match | None:
-        """Return the nearest place after the one that the text has left where its newest token is."""
-        text, left = self._text, self._left
-        near = () if left is None else range(left, min(left + _NEAR, len(text) - 1))
+        ``end``: of the latest place before with the n-gram at the end of the text, or 0.
+        """
+        if match is not None:
+            position, length = match
+            if self._text[position] == self._text[-1]:
+                return _Match(position + 1, length + 1)
+            if length >= _LONG:
+                self._left = position
+            if self._left is not None and (returned := self._return(self._left)):
+                return returned
+            return self._longest_of(end) if end else _Match(position + 1, 0)
+        return self._longest_of(end) if end else None
+
+    def _return(self, left: int) -> _Match | None:
+        """Return the nearest place after ``left``, which the text has left, where its newest token is."""
+        text = self._text
+        near = range(left, min(left + _NEAR, len(text) - 1))
         return next((_Match(position + 1, _LONG) for position in near if text[position] == text[-1]), None)
 
-    def _search(self) -> _Match | None:
-        """Return the longest of the latest matches. The n-gram at the end of the text must not be in the index yet."""
-        text, best = self._text, None
-        end = self._latest.get(tuple(text[-self._shortest :]), 0)
+    def _end(self) -> int:
+        """Return the end of the latest place with the n-gram at the end of the text, which is not in the index yet."""
+        return self._latest.get(tuple(self._text[-self._shortest :]), 0)
+
+    def _longest_of(self, end: int) -> _Match:
+        """Return the longest of the latest matches, ``end`` among them, which is above 0."""
+        text, best = self._text, _Match(0, 0)
         for _ in range(_TRIED):
-            if not end:
-                break
             length = self._shortest
             while length < min(end, self._longest) and text[end - length - 1] == text[-length - 1]:
                 length += 1
-            if best is None or length > best.length:
+            if length > best.length:
                 best = _Match(end, length)
             end = self._earlier[end]
+            if not end or best.length >= self._longest:
+                break
         return best
 
-    def _index(self) -> None:
-        ngram = tuple(self._text[-self._shortest :])
-        self._earlier.append(self._latest.get(ngram, 0))
-        if len(ngram) == self._shortest:
-            self._latest[ngram] = len(self._text)
+    def _index(self, first: int, last: int) -> None:
+        """Index the n-grams of ``shortest`` tokens that end at ``first`` to ``last``, as numbers of tokens."""
+        text, size, latest, earlier = self._text, self._shortest, self._latest, self._earlier
+        for end in range(first, last + 1):
+            if end < size:
+                earlier.append(0)
+                continue
+            ngram = tuple(text[end - size : end])
+            earlier.append(latest.get(ngram, 0))
+            latest[ngram] = end
 
-    def _count_hit(self, token: int) -> None:
-        if self._match is None:
-            return
-        bits, hit = self._bits(self._match.length), self._text[self._match.position] == token
-        hits, predictions = self._hits.get(bits, (0.0, 0.0))
-        self._hits[bits] = _DECAY * hits + hit, _DECAY * predictions + 1
+    def _read_one(self, token: int) -> None:
+        """Read a ``token`` of the output, count whether it was predicted, and find the next match."""
+        text, match = self._text, self._match
+        if match is not None:
+            bits, hit = self._bits(match.length), text[match.position] == token
+            hits, predictions = self._hits[bits]
+            self._hits[bits] = _DECAY * hits + hit, _DECAY * predictions + 1
+        text.append(token)
+        ngram = tuple(text[-self._shortest :])
+        end = self._latest.get(ngram, 0)
+        self._match = self._next(match, end)
+        self._earlier.append(end)
+        if len(ngram) == self._shortest:
+            self._latest[ngram] = len(text)
 
     def _chance(self, length: int) -> float:
         """Return the chance that a match of ``length`` tokens predicts the next one."""
         bits = self._bits(length)
-        hits, predictions = self._hits.get(bits, (0.0, 0.0))
+        hits, predictions = self._hits[bits]
         return (hits + _PRIOR_WEIGHT * _CHANCES[bits]) / (predictions + _PRIOR_WEIGHT)
 
     def _bits(self, length: int) -> int:
