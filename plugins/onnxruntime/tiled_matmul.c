@@ -11,7 +11,7 @@
 
 #define COLUMNS 16                                 /* outputs of a tile */
 #define TILES 4                                    /* tiles of an item, which one thread computes */
-#define ROWS 192                                   /* its rows: they stay in the second cache while all tiles pass */
+#define ROWS 128                                   /* its rows: they stay in the second cache while all tiles pass */
 enum { FLOAT32 = 1, FLOAT16 = 10, BFLOAT16 = 16 }; /* onnxruntime's element types */
 
 typedef struct {
@@ -182,6 +182,7 @@ AVX2 static void rows_avx2(const Call* call, size_t first, size_t last, size_t r
 #ifndef NO_AVX512
 #define AVX512 __attribute__((target("avx512f,fma,f16c")))
 #define WIDE_ROWS 12
+#define WIDE_PART 256 /* inputs of two tiles that stay in the first cache while many rows read them */
 #define INLINE512 AVX512 __attribute__((always_inline)) static inline
 
 /* Load sixteen elements at ``at`` bytes. */
@@ -192,13 +193,11 @@ INLINE512 __m512 load_tile(const char* at, const int type) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 }
 
-/* Compute what block computes, for two tiles, or for one if it is the last before ``last``. The sums of WIDE_ROWS rows
- * fit into the registers. */
-INLINE512 void wide_block(const Call* call, size_t tile, size_t last, size_t row, const int rows, const int type,
-                          const int prefetch, size_t begin, size_t end) {
+/* Compute what block computes, for the tile at ``weight`` and the one ``next`` bytes after it, or for the first one
+ * twice if that is 0. The sums of WIDE_ROWS rows fit into the registers. */
+INLINE512 void wide_block(const Call* call, const char* weight, size_t next, size_t tile, size_t row, const int rows,
+                          const int type, const int prefetch, size_t begin, size_t end) {
     const size_t inner = call->inner, bytes = COLUMNS * size_of(type), left = call->width - tile * COLUMNS;
-    const size_t next = last - tile > 1 ? inner * bytes : 0; /* a tile that is missing computes the first one again */
-    const char* weight = (const char*)call->weight + (tile * inner + begin) * bytes;
     const float* x = call->x + row * inner;
     float* out = call->out + row * call->width + tile * COLUMNS;
     const __mmask16 low = left < COLUMNS ? (__mmask16)((1u << left) - 1) : 0xffff;
@@ -232,8 +231,9 @@ INLINE512 void wide_block(const Call* call, size_t tile, size_t last, size_t row
 }
 
 #define WIDE_CASE(rows, type, prefetch) \
-    case rows: wide_block(call, tile, last, row, rows, type, prefetch, begin, end); break;
-#define WIDE_ARGUMENTS const Call *call, size_t tile, size_t last, size_t row, size_t rows, size_t begin, size_t end
+    case rows: wide_block(call, weight, next, tile, row, rows, type, prefetch, begin, end); break;
+#define WIDE_ARGUMENTS \
+    const Call *call, const char *weight, size_t next, size_t tile, size_t row, size_t rows, size_t begin, size_t end
 #define WIDE_FOR_TYPE(suffix, type)                               \
     AVX512 static void wide_first_rows_##suffix(WIDE_ARGUMENTS) { \
         switch (rows) {                                           \
@@ -270,25 +270,45 @@ AVX512 static void wide_later_rows(WIDE_ARGUMENTS) {
 
 typedef void WideBlock(WIDE_ARGUMENTS);
 
+/* Write ``inputs`` inputs of a tile of 16 bits as float32 into ``panel``. */
+AVX512 static void widen(const char* weight, const int type, size_t inputs, float* panel) {
+    for (size_t i = 0; i < inputs; i++, weight += COLUMNS * 2, panel += COLUMNS) {
+        _mm_prefetch(weight + AHEAD, _MM_HINT_T0);
+        _mm512_storeu_ps(panel, type == FLOAT16 ? load_tile(weight, FLOAT16) : load_tile(weight, BFLOAT16));
+    }
+}
+
 /* Compute the same bits as rows_avx2. It stays where it was measured as fast or faster: for a lone row, which waits for
- * the memory, and for two and for many rows of weights in 16 bits. */
+ * the memory, and for two rows of weights in 16 bits. Many rows read those as float32. */
 AVX512 static void rows_avx512(const Call* call, size_t first, size_t last, size_t row, size_t end) {
     const int type = call->type;
     const size_t inner = call->inner, count = end - row, blocks = count_of(count, WIDE_ROWS);
-    if (count == 1 || (type != FLOAT32 && (count == 2 || blocks > 1))) {
+    if (count == 1 || (type != FLOAT32 && count == 2)) {
         rows_avx2(call, first, last, row, end);
         return;
     }
-    WideBlock* first_rows = type == FLOAT32   ? wide_first_rows_float32
+    const int widens = type != FLOAT32 && blocks > 1;
+    WideBlock* first_rows = widens            ? wide_later_rows
+                            : type == FLOAT32 ? wide_first_rows_float32
                             : type == FLOAT16 ? wide_first_rows_float16
                                               : wide_first_rows_bfloat16;
-    const size_t part = blocks == 1 ? inner : count_of(inner, count_of(inner, PART));
+    const size_t part = blocks == 1 ? inner : count_of(inner, count_of(inner, WIDE_PART));
+    const size_t bytes = COLUMNS * size_of(type);
+    float panel[2 * WIDE_PART * COLUMNS];
     for (size_t tile = first; tile < last; tile += 2)
         for (size_t begin = 0; begin < inner; begin += part) {
-            const size_t stop = begin + part < inner ? begin + part : inner;
+            const size_t stop = begin + part < inner ? begin + part : inner, inputs = stop - begin;
+            const char* weight = (const char*)call->weight + (tile * inner + begin) * bytes;
+            size_t next = last - tile > 1 ? inner * bytes : 0;
+            if (widens) {
+                widen(weight, type, inputs, panel);
+                if (next) widen(weight + next, type, inputs, panel + inputs * COLUMNS);
+                weight = (const char*)panel;
+                next = next ? inputs * COLUMNS * sizeof(float) : 0;
+            }
             for (size_t r = row, left = blocks; left; left--) {
                 const size_t rows = count_of(end - r, left);
-                (r == row ? first_rows : wide_later_rows)(call, tile, last, r, rows, begin, stop);
+                (r == row ? first_rows : wide_later_rows)(call, weight, next, tile, r, rows, begin, stop);
                 r += rows;
             }
         }
