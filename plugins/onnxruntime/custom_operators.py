@@ -26,10 +26,11 @@ ON_CPUS = ("decode_attention", "low_bit_int8_matmul", "tiled_matmul")  # operato
 OPERATORS = (*ON_CPUS, "residual_norm", "swiglu")  # the last two have kernels for float32 alone
 # Without contraction a sum has the same bits in every function that inlines it.
 _OPTIONS = ("-O3", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing", "-fvisibility=hidden")
-_WITHOUT_AVX512 = ("-DNO_AVX512",)
+_HAS_AVX2, _WITHOUT_AVX512 = "-DHAS_AVX2", "-DNO_AVX512"
+_FOR_AVX2: set[tuple[str, ...]] = {(), (_HAS_AVX2,), (_HAS_AVX2, _WITHOUT_AVX512)}  # libraries that run where AVX2 is
 _CPU_INFO = Path("/proc/cpuinfo")  # of Linux; elsewhere the kernels of all processors are compiled
 _FOLDER = Path(__file__).parent
-_LONGEST = ("low_bit_int8_avx512", "tiled_matmul", "decode_attention", "low_bit_int8_avx2")  # to compile
+_LONGEST = ("low_bit_int8_avx512", "low_bit_int8_avx2", "tiled_matmul", "decode_attention")  # to compile
 _OTHERS = ("low_bit_int8_matmul", "low_bit_int8_neon", "residual_norm", "swiglu", "register")
 _SOURCES = tuple(f"{name}.c" for name in (*_LONGEST, *_OTHERS))
 _LOW_BIT = tuple(f"low_bit_int8{part}.h" for part in ("", "_amx", "_block", "_loads", "_rows"))
@@ -105,7 +106,7 @@ def _paths() -> list[Path]:
     own = _processor_options()
     keys = [
         hashlib.sha256(repr((sources, _OPTIONS, options, *machine)).encode()).hexdigest()
-        for options in (own, *({(), _WITHOUT_AVX512} - {own}))
+        for options in (own, *(sorted(_FOR_AVX2 - {own}) if own else ()))
     ]
     return [cache_folder() / "custom_operators" / f"{key}.so" for key in keys]
 
@@ -117,7 +118,9 @@ def multiplies_with_avx2() -> bool:
 
 def _processor_options() -> tuple[str, ...]:
     """Return options that leave out kernels for other processors, which take most of the compiler's time."""
-    return _WITHOUT_AVX512 if b"avx2" in (known := _processor()) and b"avx512f" not in known else ()
+    if not {b"avx2", b"fma"} <= (known := _processor()):
+        return ()
+    return (_HAS_AVX2,) if b"avx512f" in known else (_HAS_AVX2, _WITHOUT_AVX512)
 
 
 def _processor() -> set[bytes]:

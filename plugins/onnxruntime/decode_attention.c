@@ -79,20 +79,24 @@ INLINE void append(const Call* call) {
     }
 }
 
+#if defined(PORTABLE) || !defined(HAS_AVX2)
 #define NAME(function) function##_portable
 #define TARGET
 #define MULTIPLY_ADD(a, b, c) ((a) * (b) + (c))
 #define BROADCAST(at) lanes_of(*(at))
 #define KEEP(x) (void)0
 #include "attend.h"
-
-#if defined(__x86_64__) && !defined(PORTABLE)
-#include <immintrin.h>
 #undef NAME
 #undef TARGET
 #undef MULTIPLY_ADD
 #undef BROADCAST
 #undef KEEP
+#else
+#define attend_portable attend_avx2 /* the processor has it: the other one would take as long to compile */
+#endif
+
+#if defined(__x86_64__) && !defined(PORTABLE)
+#include <immintrin.h>
 #define NAME(function) function##_avx2
 #define TARGET __attribute__((target("avx2,fma")))
 #define MULTIPLY_ADD(a, b, c) ((Lanes)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))
