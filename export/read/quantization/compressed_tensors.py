@@ -165,7 +165,7 @@ def _block(fields: Fields) -> tuple[int, int]:
 
 
 def _one_of(fields: Fields, name: str, value: Any, known: dict[str, tuple[int, int]]) -> tuple[int, int]:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise BadCheckpoint(f"{fields.where}: {name} should be one of {', '.join(known)}, it is {quoted(value)}")
     return known[value]
 

@@ -31,7 +31,7 @@ def read_torchao(config: dict[str, Any], where: str) -> Quantization:
     kinds = fields.get("quant_type")
     fields.finish()
     default = kinds.get("default") if isinstance(kinds, dict) and len(kinds) == 1 else None
-    name = default.get("_type") if isinstance(default, dict) else None
+    name = str(default.get("_type")) if isinstance(default, dict) else ""
     if not isinstance(default, dict) or name not in _SCHEMES or not isinstance(default.get("_data"), dict):
         raise BadCheckpoint(
             f"{where}: quant_type should have one of {', '.join(_SCHEMES)} as its default, it is {quoted(kinds)}; "
@@ -39,7 +39,7 @@ def read_torchao(config: dict[str, Any], where: str) -> Quantization:
             "in a format of docs/quantization.md, or the one that is not quantized"
         )
     _require_rows(default["_data"], f"{where}: quant_type, {name}")
-    return Quantization("torchao", ((matmuls_except(match_name_parts(ignored)), _SCHEMES[str(name)]),))
+    return Quantization("torchao", ((matmuls_except(match_name_parts(ignored)), _SCHEMES[name]),))
 
 
 def _require_rows(data: dict[str, Any], where: str) -> None:
