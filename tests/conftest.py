@@ -18,6 +18,9 @@ from tests.makers import tiny_checkpoint, write_recipe
 
 ROOT = Path(__file__).parents[1]
 
+# Imports make many objects that stay, and the default thresholds read all of them again and again.
+gc.set_threshold(20_000, 20, 100)
+
 if find_spec("hypothesis"):  # the environment of a server's tests has none
     from hypothesis import settings
 
