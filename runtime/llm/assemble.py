@@ -8,7 +8,7 @@ from tandemrt.engines.contract.calls import largest_prompts, most_query, slack
 from tandemrt.engines.contract.contract import Contract
 from tandemrt.engines.contract.operators import EXPERTS
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.engines.recipe.backends import BACKENDS
+from tandemrt.engines.recipe.backends import BACKENDS, CUDA
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest
 from tandemrt.plugins.tensors import torch
 from tandemrt.plugins.tensors.devices.lookup import device_of, gpus
@@ -146,10 +146,14 @@ def _device(bundle: Bundle, device: str | None) -> torch.device:
     # No backend has CPU kernels for bfloat16.
     bfloat16 = any(engine.dtype == "bfloat16" for engine in bundle.manifest.engines.values())
     if not on_host and not gpus():
+        if BACKENDS[target.backend].device == "cpu":
+            advice = f"leave it out, or build the bundle again with backend.name {CUDA!r} for a machine with a GPU"
+        else:
+            advice = "install a torch built for CUDA on a machine with a GPU"
+            advice += ", or use device='cpu'" if runs_on_cpu and not bfloat16 else ""
         raise BackendUnavailable(
             f"device: torch {torch.__version__} finds no CUDA GPU here, received {str(where)!r} for engines built for "
-            f"{target.backend} ({target.built_for}); install a torch built for CUDA on a machine with a GPU"
-            + (", or use device='cpu'" if runs_on_cpu and not bfloat16 else "")
+            f"{target.backend} ({target.built_for}); {advice}"
         )
     if on_host and runs_on_cpu and bfloat16:
         raise BackendUnavailable(

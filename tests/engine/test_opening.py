@@ -25,6 +25,13 @@ def test_a_device_that_is_neither_cpu_nor_cuda_is_refused_by_name(tiny_bundle: P
         LLM(tiny_bundle, device=device)
 
 
+def test_without_a_gpu_the_advice_fits_the_device_that_the_bundle_was_built_for(tiny_bundle: Path, monkeypatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    advice = r"\(cpu\); leave it out, or build the bundle again with backend.name 'onnxruntime-cuda' for a machine with"
+    with pytest.raises(BackendUnavailable, match=f"no CUDA GPU here, received 'cuda' for engines .* {advice} a GPU$"):
+        LLM(tiny_bundle, device="cuda")
+
+
 def test_a_gpu_that_is_not_there_is_refused_with_how_many_there_are(tiny_bundle: Path, monkeypatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
