@@ -12,8 +12,10 @@ from tandemrt.export.bundle.gguf import GgufCheckpoint, with_unpacked_gguf
 from tandemrt.export.bundle.sources import CheckpointSource, RecipeSource, is_usable, recipe_name
 from tandemrt.export.compile.backends import CompileOptions
 from tandemrt.export.quantize.writer import Progress
+from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.converted_tokenizer import tokenizer_folder
 from tandemrt.export.read.hub import resolve_checkpoints
+from tandemrt.export.read.spec import ModelSpec
 from tandemrt.export.read.tokenizer import missing_chat_template
 from tandemrt.export.staging import sole_builder, unwritable_cache
 
@@ -40,8 +42,10 @@ def build_into_cache(
             recipe = source.recipe
             if needs_chat_template:
                 local = with_unpacked_gguf(recipe, begin, progress, needs_chat_template=True)
-                local = resolve_checkpoints(local, begin, progress)
-                _require_chat_template(local.target.checkpoint, source.model)
+                target = resolve_checkpoints(local, begin, progress).target
+                # An architecture that is not exported is reported first: no chat template or tokenizer would help.
+                ModelSpec.from_hf(Checkpoint.open(target.checkpoint).config, ignored=target.ignore_config_fields)
+                _require_chat_template(target.checkpoint, source.model)
         else:
             file = write_default_recipe(source, begin, progress, needs_chat_template=needs_chat_template)
             on_recipe(file)
@@ -56,7 +60,7 @@ def write_default_recipe(
     """Write the default recipe next to the place of the bundle, and return its file.
 
     A GGUF file is unpacked for it. Raises BadRequest before that if the model has no chat template and it
-    ``needs_chat_template``, and BadBundle for a cache that cannot be written.
+    ``needs_chat_template``, as ``default_recipe`` does, and BadBundle for a cache that cannot be written.
     """
     checkpoint, name = source.checkpoint, source.model
     if isinstance(checkpoint, GgufCheckpoint):
@@ -64,9 +68,9 @@ def write_default_recipe(
         checkpoint = checkpoint.unpacked(begin, progress, needs_chat_template=needs_chat_template)
     elif Path(source.model).is_dir():
         name = str(checkpoint)
+    text = default_recipe(checkpoint, recipe_name(source.model), name, source.options, source.machine)
     if needs_chat_template:
         _require_chat_template(checkpoint, source.model)
-    text = default_recipe(checkpoint, recipe_name(source.model), name, source.options, source.machine)
     file = source.folder.with_name(f"{source.folder.name}.toml")
     try:
         write_file(file, text.encode())

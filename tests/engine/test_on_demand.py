@@ -1,5 +1,6 @@
 """A checkpoint without a recipe: its default recipe, and the bundle that is built once and found again."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -207,6 +208,22 @@ def test_a_missing_chat_template_is_reported_before_the_build(
         arguments = ("--max-tokens", "2", "--threads", "1")
         assert run("run", str(model), "hello", "--raw", *arguments)[0] == 0
         assert run("run", str(model), "hello", "--chat-template", str(template), *arguments)[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["folder", "recipe"])
+def test_an_unknown_architecture_is_reported_before_a_missing_tokenizer(
+    checkpoint: Path, tmp_path: Path, run, kind: str
+) -> None:
+    model = tmp_path / "unknown"
+    shutil.copytree(checkpoint, model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"architectures": ["Unheard"]}))
+    (model / "tokenizer.json").unlink()
+    named = write_recipe(tmp_path / "mine.toml", target=model) if kind == "recipe" else model
+    for command in (("run", str(named), "hello"), ("chat", str(named)), ("run", str(named), "hello", "--raw")):
+        code, _, err = run(*command)
+        assert code != 0
+        assert "Unheard is not exported" in " ".join(err.split())
 
 
 def test_the_notes_of_a_build_are_printed(checkpoint: Path, tmp_path: Path, capfd) -> None:
