@@ -2,14 +2,16 @@
 
 import asyncio
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandemrt import LLM, SamplingParams
+from tandemrt import LLM, SamplingParams, StructuredOutputs
 from tandemrt.engines.validation.errors import BadRequest, QueueFull
 from tests.waiting import eventually
 
@@ -83,6 +85,24 @@ def test_cancelling_ends_all_of_them(llm: LLM) -> None:
     request = llm.submit("x", SamplingParams(n=4, max_tokens=80, ignore_eos=True, num_draft_tokens=0), listen)
     llm.generate("y", SamplingParams(max_tokens=20, ignore_eos=True, num_draft_tokens=0, n=2))
     assert ended == ["cancelled"] * 4
+
+
+def test_outputs_get_their_grammar_after_others_were_cancelled(llm: LLM) -> None:
+    """A compilation is abandoned only if all of them are cancelled."""
+    structured = StructuredOutputs(choice=["left", "right"])
+    params = SamplingParams(n=3, structured_outputs=structured)
+    library = llm._admission._grammar_library()
+    compiled = library.compile(library.read(structured)).result()
+    for num_cancelled in (1, 2, 3):
+        pending: Future[Any] = Future()
+        queued = llm._admission.admit("x", params, lambda _: None)
+        with patch.object(library, "compile", return_value=pending), patch.object(library, "abandon") as abandon:
+            queued[0].prepare()
+            for each in queued[:num_cancelled]:
+                each.constraints.cancel()
+            pending.set_result(compiled)
+        assert abandon.called == (num_cancelled == 3)
+        assert all(each.constraints.result(0).constraint.has_grammar for each in queued[num_cancelled:])
 
 
 def test_a_full_queue_takes_all_of_them_or_none(llm: LLM) -> None:

@@ -88,6 +88,13 @@ def test_a_prompt_may_be_as_long_as_its_limit_and_no_longer(token_ids, tokenizer
         token_ids([1] * 8, tokenizer, limit=7)
 
 
+def test_the_first_and_the_last_token_id_may_be_in_a_prompt(token_ids, tokenizer: Tokenizer) -> None:
+    assert token_ids([0, 2047], tokenizer) == [0, 2047]
+    for outside in (-1, 2048):
+        with pytest.raises(BadRequest, match=rf"token ids must be in 0\.\.2047, received {outside}"):
+            token_ids([0, outside], tokenizer)
+
+
 def test_a_text_may_be_as_many_tokens_as_its_limit_and_no_more(token_ids, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("some words that are a prompt")
     assert token_ids("some words that are a prompt", tokenizer, limit=len(ids)) == ids
