@@ -1,11 +1,12 @@
 """Random steps of objects that remember, such as queues, blocks, texts and constraints: all answers as recorded."""
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 
 import pytest
 
+from tandemrt import SamplingParams
 from tandemrt.engines.contract.contract import BLOCK_SIZE
 from tandemrt.engines.validation.errors import TandemError
 from tandemrt.runtime.caches.allocator import BlockAllocator
@@ -13,15 +14,17 @@ from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.drafters.copy_source import CopySource
 from tandemrt.runtime.engine_loop.draft_windows import DraftWindowPlanner
 from tandemrt.runtime.metrics.metrics import Metrics
-from tandemrt.runtime.requests.request import Finish
-from tandemrt.runtime.requests.running import RunningRequest
+from tandemrt.runtime.requests.penalties import Penalties
+from tandemrt.runtime.requests.request import Finish, Request
+from tandemrt.runtime.requests.running import QueuedRequest, RunningRequest
 from tandemrt.runtime.requests.text import TextStream
 from tandemrt.runtime.servers.http.body import BodyBudget, BodyShare
 from tandemrt.runtime.workers.clients import Client
 from tandemrt.runtime.workers.fair import WorkerShares
 from tests.plain.constraints import STOP, VOCABULARY, allowed, byte_tokens, constraint, json_grammar, regex_grammar
-from tests.plain.requests import TOKENIZER, ids, make_running
+from tests.plain.requests import MANY, TOKENIZER, ids, make_queued, make_running
 from tests.plain.test_constraint_properties import SCHEMA
+from tests.plain.test_fair_queue import opened
 from tests.recorded import require_recorded
 
 Steps = Mapping[str, Callable[[], object]]  # each returns what it did and what shows then
@@ -52,6 +55,51 @@ def queue(draw: random.Random) -> Steps:
         "remove": lambda: shares.remove(draw.choice(work)) if work else None,
         "waiting": lambda: [len(shares), *map(shares.waiting, clients)],
         "clear": lambda: shares.clear() if draw.random() < 0.2 else None,
+    }
+
+
+def waiting(draw: random.Random) -> Steps:
+    """Requests are named by the length of their prompt."""
+    scheduler, slots = opened(draw.randint(1, 3), 6)
+    sent = list[QueuedRequest]()
+
+    def names(requests: Iterable[Request]) -> list[int]:
+        return [len(each.prompt) for each in requests]
+
+    def submit() -> object:
+        client, user = draw.choice("aab"), draw.choice(["", "", "x"])
+        new = [
+            make_queued(prompt=[0] * (len(sent) + at), client=client, user=user) for at in range(1, draw.randint(2, 4))
+        ]
+        sent.extend(new)
+        scheduler.submit(*new, block=False)
+        return client, user, names(each.request for each in new)
+
+    def join() -> object:
+        tokens = draw.choice([MANY, 1, 40])
+        return tokens, names(each.request for each in scheduler.join_ready(slots, tokens).joined), slots.missing_tokens
+
+    def leave(*, preempts: bool = False) -> object:
+        running = draw.choice([*slots])
+        slots.leave(running.slot)
+        if preempts:
+            scheduler.preempt(running.preempt())
+        return names([running.request])
+
+    def drop() -> object:
+        if draw.random() < 0.5:
+            draw.choice(sent).request.cancel()
+        dropped = scheduler.drop_queued(0.0)
+        return [(*names([each.queued.request]), each.finish.reason) for each in dropped], scheduler.overdue()
+
+    return {
+        "submit": submit,
+        "submit more": submit,
+        "join": join,
+        "leave": leave,
+        "preempt": lambda: leave(preempts=True),
+        "drop": drop,
+        "count": lambda: (scheduler.waiting, scheduler.running, slots.free, scheduler.has_work(within=0.0)),
     }
 
 
@@ -173,6 +221,23 @@ def constrained(draw: random.Random) -> Steps:
     }
 
 
+def adjusted(draw: random.Random) -> Steps:
+    text = draw.choices(range(8), k=4)
+    params = SamplingParams(
+        presence_penalty=draw.choice([0.0, 0.5]),
+        frequency_penalty=draw.choice([0.0, 0.25]),
+        repetition_penalty=draw.choice([1.0, 1.5]),
+        logit_bias=draw.choice([None, {3: 1.5, 70: -2.0}]),
+    )
+    penalties = Penalties([*text], params)
+
+    def entries() -> object:
+        columns, bias, *factors = penalties.entries(text, draw.choices(range(12), k=draw.randint(0, 3)))
+        return text[-6:], columns.tolist(), bias.tolist(), factors
+
+    return {"add": lambda: text.extend(draw.choices(range(100), k=draw.randint(1, 9))), "entries": entries}
+
+
 def copies(draw: random.Random) -> Steps:
     source, tokens = CopySource(2, 6), [1, 2, 3, 4, 5, 1, 2, 3]
 
@@ -220,7 +285,10 @@ def walked(draw: random.Random, steps: Steps, count: int) -> Iterator[str]:
             yield f"{name} of nothing"
 
 
-@pytest.mark.parametrize("start", [queue, blocks, bodies, windows, text, constrained, copies, counts])
+STARTS = [queue, waiting, blocks, bodies, windows, text, constrained, adjusted, copies, counts]
+
+
+@pytest.mark.parametrize("start", STARTS)
 def test_every_step_answers_as_before(start: Callable[[random.Random], Steps]) -> None:
     walks = (walked(draw, start(draw), 60) for draw in map(random.Random, range(20)))
     require_recorded(f"walk/{start.__name__}", chain.from_iterable(walks))
