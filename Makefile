@@ -90,7 +90,7 @@ test-images: $(VENV)/.dev ## send 300 random requests with images, schemas and b
 test-families: $(VENV)/.dev ## build a bundle of every model family, in float32 and int8, and compare its texts with transformers
 	$(BIN)/python -m pytest $(PARALLEL) tests/families
 
-test-host-kernels: $(VENV)/.dev ## run CUDA kernels of low-bit matmuls, experts and wide heads on a CPU, compare with definitions; compile all kernels with all optimizations
+test-host-kernels: $(VENV)/.dev ## run CUDA kernels of low-bit matmuls, experts and attention on a CPU, compare with definitions; compile all kernels with all optimizations
 	$(BIN)/python -m pytest $(PARALLEL) tests/host_kernels
 
 test-arm: $(VENV)/.dev ## compile the C kernels for 64-bit ARM and run them by qemu (packages gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user)

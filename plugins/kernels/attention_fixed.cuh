@@ -182,7 +182,7 @@ __device__ void sum_fixed(const Place& place, int splits, int first, int last, W
 
 // The end of a block: `lines` rows of a tile, by all blocks that share it. `last` is its class that is kept apart, if
 // any. `ticket` counts tiles.
-template <class T, int D, int TILES, int HELPERS, int C, class Write>
+template <class T, int D, int TILES, int HELPERS, bool FEW, int C, class Write>
 __device__ void merge_fixed(const ClassSums<C>& first, const Rows<C>& last, float* sums, int split, int splits,
                             int lines, int ticket, Parts parts, Write write) {
     constexpr int SET = ALL_ROWS * (D + 8);
@@ -198,7 +198,7 @@ __device__ void merge_fixed(const ClassSums<C>& first, const Rows<C>& last, floa
         return;
     }
 #if __CUDA_ARCH__ >= 900
-    if (cluster_size() > 1) {
+    if (FEW || cluster_size() > 1) {
         arrive_at_cluster();
         wait_for_cluster();
         InCluster places = {shared_address(sums), shared_address(bounds), D + 8};
@@ -250,23 +250,40 @@ struct PlacedStep {
     __device__ int index(int other) const { return other == step ? place : -1; }
 };
 
+// Whether few rows have a kernel of their own. Heads of 64 values have too little work for several warps; of other
+// sizes they were not measured.
+template <int D>
+constexpr bool HAS_FEW = D == 128;
+
+// Warps that share a row tile where no row is in the others. Blocks of compute capability 8.6, 8.9 and 12.0 have no
+// shared memory for scores beside that of keys and values.
+#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
+template <int TILES>
+constexpr int FEW_HELPERS = TILES;
+#else
+template <int TILES>
+constexpr int FEW_HELPERS = 1;
+#endif
+
 // As attend of attention_block.cuh, for windows. `splits` is 1, 2 or FIXED_CLASSES. May be launched early (early.cuh).
-// HELPERS: warps that share a row tile because no row is in the others, TILES or 1.
-template <class T, int D, int TILES, int HELPERS>
+// FEW: in less code, for rows that are all in the first 16 of one tile, so that the warps may help each other.
+template <class T, int D, int TILES, bool FEW>
 __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool append, typename T::Element* mixed,
                              Parts parts) {
+    constexpr int HELPERS = FEW ? FEW_HELPERS<TILES> : 1;
     constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * WIDTH<T, D>;
     constexpr int V = D / VALUE_PARTS<D>, C = HELPER_COLUMNS<T, D, V, HELPERS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     u16* stages = reinterpret_cast<u16*>(memory);
-    ProjectedQueries<T, D> queries;
+    ProjectedQueries<T, D, FEW> queries;
 
     int row = at.row, tile = at.index, split = blockIdx.x % splits;
     int kv_head = blockIdx.y, group = x.heads / x.kv_heads;
     int lines = min(ROWS, x.query * group - tile * ROWS);
     auto [warp, value_part] = Worker<D>();
     int own_tile = HELPERS > 1 ? 0 : warp % TILES, packed = tile * ROWS + own_tile * 16;
-    bool works = own_tile * 16 < lines;
+    // A tile of 32 rows has more than 16 where those have a kernel of their own, but for the last of several tiles.
+    bool works = (!FEW && HAS_FEW<D> && TILES == 2) || own_tile * 16 < lines;
     Helper<HELPERS> helper;
     if constexpr (HELPERS > 1) {
         __shared__ float scores[VALUE_PARTS<D> * WARPS / HELPERS][16 * (SPAN + 8)];
@@ -289,7 +306,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     int block = fetched.there() ? table[fetched.step * KEYS / x.block_size] : 0;
     auto fetch_step = [&](int i) {
         if (fetched.there()) {
-            fetch<T, D, FIXED_WARPS<D>>(x, stages + i % STAGES * STAGE, range, fetched.step, block, kv_head);
+            fetch<T, D, FIXED_WARPS<D>, FEW>(x, stages + i % STAGES * STAGE, range, fetched.step, block, kv_head);
             fetched.next();
             if (fetched.there()) block = table[fetched.step * KEYS / x.block_size];
         }
@@ -300,7 +317,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     wait_for_previous();  // which may still write the projection; keys that are stored come from earlier kernels
     u32 q[D / 16][4];
     queries.load(q, x, row, kv_head, packed);
-    NewTokens<T, D, FIXED_WARPS<D>> fresh;
+    NewTokens<T, D, FIXED_WARPS<D>, FEW> fresh;
     if (append) fresh.load(x, 0, start, row, kv_head);
     queries.prepare(q, x, packed, start);
 
@@ -352,7 +369,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     };
     int ticket = (row * x.kv_heads + kv_head) * at.all + at.number;
     auto* shared = reinterpret_cast<float*>(memory);
-    merge_fixed<T, D, TILES, HELPERS>(sums, rows, shared, split, splits, lines, ticket, parts, write);
+    merge_fixed<T, D, TILES, HELPERS, FEW>(sums, rows, shared, split, splits, lines, ticket, parts, write);
 }
 
 // Windows: grid (splits * row tiles, kv_heads, batch), row tiles in reverse as in attend_windows.
@@ -361,14 +378,14 @@ __device__ void attend_windows_fixed(const Operands<T>& x, int splits, bool appe
                                      Parts parts) {
     int row_tiles = gridDim.x / splits, tile = row_tiles - 1 - blockIdx.x / splits;
     Tile at = {static_cast<int>(blockIdx.z), tile, tile, row_tiles};
-    int lines = x.query * (x.heads / x.kv_heads) - tile * 16 * TILES;
-    // Heads of 64 values have too little work for several warps; of other sizes they were not measured. Blocks of
-    // compute capability 8.6, 8.9 and 12.0 have no shared memory for scores beside that of keys and values.
-#if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
-    constexpr int HELPERS = D == 128 ? TILES : 1;
-#else
-    constexpr int HELPERS = 1;
-#endif
-    if (HELPERS > 1 && lines <= 16) attend_fixed<T, D, TILES, HELPERS>(x, at, splits, append, mixed, parts);
-    else attend_fixed<T, D, TILES, 1>(x, at, splits, append, mixed, parts);
+    attend_fixed<T, D, TILES, false>(x, at, splits, append, mixed, parts);
+}
+
+// Windows of few rows, see attend_fixed: grid (splits, kv_heads, batch). Between two layers other kernels replace code
+// in the caches, so that one kernel for few and for many rows would take longer to read than to run.
+template <class T, int D, int TILES>
+__device__ void attend_few_fixed(const Operands<T>& x, int splits, bool append, typename T::Element* mixed,
+                                 Parts parts) {
+    Tile at = {static_cast<int>(blockIdx.z), 0, 0, 1};
+    attend_fixed<T, D, TILES, true>(x, at, splits, append, mixed, parts);
 }

@@ -131,6 +131,9 @@ __device__ Head<D> load_cached(const typename T::Cached* from) {
     return read_pairs<D>([&](int i) { return T::load_cached2(from + i); });
 }
 
+__device__ inline float2 either(bool condition, float2 one, float2 other) {
+    return make_float2(condition ? one.x : other.x, condition ? one.y : other.y);
+}
 __device__ inline float2 times(float2 a, float2 b, float c) { return make_float2(a.x * b.x * c, a.y * b.y * c); }
 
 // Element by element, times `c`.
@@ -176,6 +179,29 @@ struct Angles {
         for (int p = 0; p < Head<D>::PARTS; ++p) turn(x.low[p], x.high[p], cosine[p], sine[p]);
     }
 };
+
+// One of two heads, or of their angles, in registers: `condition ? one : other` of a structure takes addresses.
+template <int D>
+__device__ Head<D> either(bool condition, const Head<D>& one, const Head<D>& other) {
+    Head<D> x;
+#pragma unroll
+    for (int p = 0; p < Head<D>::PARTS; ++p) {
+        x.low[p] = either(condition, one.low[p], other.low[p]);
+        x.high[p] = either(condition, one.high[p], other.high[p]);
+    }
+    return x;
+}
+
+template <class T, int D>
+__device__ Angles<T, D> either(bool condition, const Angles<T, D>& one, const Angles<T, D>& other) {
+    Angles<T, D> x;
+#pragma unroll
+    for (int p = 0; p < Head<D>::PARTS; ++p) {
+        x.cosine[p] = either(condition, one.cosine[p], other.cosine[p]);
+        x.sine[p] = either(condition, one.sine[p], other.sine[p]);
+    }
+    return x;
+}
 
 // The factor of RMS norm for a head, before its weight.
 template <int D>

@@ -1,7 +1,8 @@
 // The kernels of window_attention, over a cache of one type; attention.cu and attention_float8.cu select the type.
 //
 // Windows: attend_<dtype>_<D>_<rows>, 128 threads, grid (splits * row tiles, kv_heads, batch); attend_fixed_<…> for
-// batch invariance, with 256 threads for heads of 256 values. With `append` it writes
+// batch invariance, with 256 threads for heads of 256 values; attend_few_<…> for the same with at most 16 rows of a KV
+// head in all, of which blocks that share keys are a cluster where there are clusters. With `append` it writes
 // the new keys and values itself, which requires that all rows of a KV head are one tile. Otherwise append_<dtype>_<D>
 // runs before. The splits of a tile may be launched as a cluster. A multiprocessor has room for 256 threads.
 //
@@ -33,9 +34,19 @@
         append_##NAME##_##D(INPUTS(T), SIZES, FLOATS, T::Cached* key_cache, T::Cached* value_cache) { \
         append_all<T, D>(OPERANDS(T));                                                                \
     }
-#define ATTEND(NAME, T, D, ROWS)                                               \
-    ATTEND_BY(attend_##NAME##_##D##_##ROWS, WARPS, T, D, ROWS, attend_windows) \
+#define ATTEND(NAME, T, D, ROWS) ATTEND_BY(attend_##NAME##_##D##_##ROWS, WARPS, T, D, ROWS, attend_windows)
+#define ATTEND_FIXED(NAME, T, D, ROWS) \
     ATTEND_BY(attend_fixed_##NAME##_##D##_##ROWS, FIXED_WARPS<D>, T, D, ROWS, attend_windows_fixed)
+#define ATTEND_FEW(NAME, T, D, ROWS) \
+    ATTEND_BY(attend_few_##NAME##_##D##_##ROWS, FIXED_WARPS<D>, T, D, ROWS, attend_few_fixed)
+#define FIXED_32(NAME, T) FIXED_ROWS(NAME, T, 32)
+#define FIXED_64(NAME, T) FIXED_ROWS(NAME, T, 64)
+#define FIXED_128(NAME, T)         \
+    ATTEND_FIXED(NAME, T, 128, 32) \
+    ATTEND_FIXED(NAME, T, 128, 64) \
+    ATTEND_FEW(NAME, T, 128, 16) ATTEND_FEW(NAME, T, 128, 32) ATTEND_FEW(NAME, T, 128, 64)
+#define FIXED_256(NAME, T) FIXED_ROWS(NAME, T, 256)
+#define FIXED_ROWS(NAME, T, D) ATTEND_FIXED(NAME, T, D, 16) ATTEND_FIXED(NAME, T, D, 32) ATTEND_FIXED(NAME, T, D, 64)
 #define ATTEND_BY(KERNEL, COUNT, T, D, ROWS, ATTEND)                                                      \
     extern "C" __global__ void __launch_bounds__(32 * (COUNT), 2 * WARPS / (COUNT))                       \
         KERNEL(INPUTS(T), SIZES, int splits, int append, FLOATS, T::Element* mixed, T::Cached* key_cache, \
@@ -85,7 +96,8 @@
     }
 #define TENSOR_CORE(NAME, T, D) \
     APPEND(NAME, T, D)          \
-    ATTEND(NAME, T, D, 16) ATTEND(NAME, T, D, 32) ATTEND(NAME, T, D, 64) PREPARE(NAME, T, D) ATTEND_RUNS(NAME, T, D)
+    ATTEND(NAME, T, D, 16)      \
+    ATTEND(NAME, T, D, 32) ATTEND(NAME, T, D, 64) FIXED_##D(NAME, T) PREPARE(NAME, T, D) ATTEND_RUNS(NAME, T, D)
 #define PLAIN(NAME, T, D) \
     APPEND(NAME, T, D) ATTEND_PLAINLY(NAME, T, D) PREPARE(NAME, T, D) ATTEND_RUNS_PLAINLY(NAME, T, D)
 #define WIDE(NAME, T, D)        \

@@ -4,8 +4,8 @@
 #include "attention_tile.cuh"
 
 // A few new tokens for each of a block's LOADING warps, all loaded before the first wait: warp w has tokens w,
-// w + LOADING, … of those loaded.
-template <class T, int D, int LOADING = WARPS>
+// w + LOADING, … of those loaded. SMALL: in less code, which a warp's tokens run one after the other.
+template <class T, int D, int LOADING = WARPS, bool SMALL = false>
 struct NewTokens {
     static constexpr int ALL = 2 * WARPS, EACH = ALL / LOADING;
 
@@ -29,18 +29,18 @@ struct NewTokens {
     template <class Steps>
     __device__ void place(const Operands<T>& x, u16* stages, const Steps& range, Table table, int kv_head) {
         using Cached = typename T::Cached;
-        constexpr int W = WIDTH<T, D>, VALUES = KEYS * W, EACH_CHUNK = 16 / sizeof(Cached);
-#pragma unroll
+        constexpr int W = WIDTH<T, D>, VALUES = KEYS * W, EACH_CHUNK = 16 / sizeof(Cached), LAST = EACH - 1;
+#pragma unroll(SMALL ? 1 : EACH)
         for (int i = 0; i < EACH; ++i) {
             int token = first + i * LOADING, position = range.stored + token, line = position % KEYS;
             int stage = range.index(position / KEYS);
             if (stage < 0 || position >= range.end) continue;
-            Head<D> made = key[i];
+            Head<D> made = either(i == LAST, key[LAST], key[0]);
             if (x.k_norm) made = times(made, norm, norm_of<D>(made, x.epsilon));
-            angles[i].turn_head(made);
+            either(i == LAST, angles[LAST], angles[0]).turn_head(made);
             i64 at = x.entry(table[position / x.block_size], kv_head, position) * D;
             store_cached<T, D>(x.key_cache + at, made, x.key_scale);
-            Head<D> cached = prepared_value<T, D>(value[i], x);
+            Head<D> cached = prepared_value<T, D>(either(i == LAST, value[LAST], value[0]), x);
             store_cached<T, D>(x.value_cache + at, cached, x.value_scale);
             u16* keys = stages + stage % STAGES * 2 * VALUES;
             auto place = [&](u16* tile, int column) {

@@ -14,6 +14,7 @@ _WORTHWHILE_SPLITS = 8  # summing more partial results costs more than it saves,
 _MANY_KEYS = 8192
 _ROWS = (16, 32, 64)  # row tiles that the kernels are compiled for
 _FIXED_CLASSES, _FIXED_SETS, _NARROW = 4, 2, 128  # attention_fixed.cuh; the widest values that a warp has alone
+_FEW_ROWS, _FEW_HEAD_DIM = 16, 128  # most rows of attend_few, and the head size that has it
 _STAGES = 3  # pipeline stages: steps whose keys and values are in shared memory or being copied
 
 
@@ -62,7 +63,8 @@ class Plan:
     Row r of a KV head is token r // group, query head r % group; ``rows`` of them form one tile. ``splits`` thread
     blocks share the keys of a tile: as one cluster if ``clustered``, else through the workspace. ``appends``: the same
     launch writes the new keys and values. ``cached``: bytes of a cache element. ``fixed``: the order of a row's sum
-    depends on positions alone, and not on ``splits``.
+    depends on positions alone, and not on ``splits``. ``few``: a fixed plan of at most 16 rows, which has a kernel of
+    its own.
     """
 
     batch: int
@@ -74,6 +76,7 @@ class Plan:
     clustered: bool
     cached: int = 2
     fixed: bool = False
+    few: bool = False
 
     @classmethod
     def of(
@@ -123,7 +126,9 @@ class Plan:
         tiles = -(-query * group // rows)
         share = sm_count // (batch * kv_heads * tiles)
         splits = next((splits for splits in (4, 2) if splits <= share + 1), 1)
-        return cls(batch, kv_heads, head_dim, rows, tiles, splits, clusters and splits > 1, cached, fixed=True)
+        few = query * group <= _FEW_ROWS and head_dim == _FEW_HEAD_DIM
+        clustered = clusters and splits > 1
+        return cls(batch, kv_heads, head_dim, rows, tiles, splits, clustered, cached, fixed=True, few=few)
 
     @classmethod
     def of_runs(
@@ -171,6 +176,11 @@ class Plan:
         if not 1 <= splits <= MAX_SPLITS:
             raise ValueError(f"splits: 1 to {MAX_SPLITS} are needed, got {splits}")
         return cls(batch, kv_heads, head_dim, rows, tiles, splits, clusters and 1 < splits <= MAX_CLUSTER, cached)
+
+    @property
+    def kernel(self) -> str:
+        """What the kernel's name begins with, for windows."""
+        return "attend_few" if self.few else "attend_fixed" if self.fixed else "attend"
 
     @property
     def appends(self) -> bool:

@@ -52,8 +52,8 @@ struct Table {
 };
 
 // Start the copies of one step, by a block of COPYING warps. Entries after the row's end become zeros; the places of
-// new tokens are left alone.
-template <class T, int D, int COPYING = WARPS>
+// new tokens are left alone. SMALL: in less code.
+template <class T, int D, int COPYING = WARPS, bool SMALL = false>
 __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, int block, int kv_head) {
     constexpr int W = WIDTH<T, D>, CHUNKS = W / 8, VALUES = KEYS * W;  // values follow the keys
     int first = step * KEYS;
@@ -62,7 +62,7 @@ __device__ void fetch(const Operands<T>& x, u16* keys, Range range, int step, in
     i64 base = x.entry(block, kv_head, first) * D;
     u32 tile = shared_address(keys + swizzled<W>(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS));
     i64 from = base + threadIdx.x * (D / CHUNKS);
-#pragma unroll
+#pragma unroll(SMALL ? 2 : KEYS / LINES)
     for (int i = 0; i < KEYS / LINES; ++i) {
         int position = first + threadIdx.x / CHUNKS + i * LINES;
         bool cached = position >= range.begin && position < range.stored;

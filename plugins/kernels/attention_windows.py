@@ -65,7 +65,7 @@ def window_launches(
     cut = (np.int32(plan.splits), np.int32(appends))
     parts = workspace.parts(plan)
     attend = Launch(
-        module.kernel(f"attend_{'fixed_' if plan.fixed else ''}{kind}_{plan.rows}", shared=plan.shared),
+        module.kernel(f"{plan.kernel}_{kind}_{plan.rows}", shared=plan.shared),
         plan.grid,
         plan.block,
         *windows.inputs,

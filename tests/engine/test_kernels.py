@@ -167,7 +167,11 @@ def expected(kernel: str, dtype: str, head_dims: tuple[int, ...] | None) -> dict
     if kernel == "attention_float8":
         entries |= {f"widen_{suffix}_{size}": WIDEN for size in by_tensor_cores}
     names = [f"{suffix}_{size}_{rows}" for size in by_tensor_cores for rows in (16, 32, 64)]
-    return entries | {f"{attend}_{name}": ATTEND for attend in ("attend", "attend_fixed") for name in names}
+    entries |= {f"{attend}_{name}": ATTEND for attend in ("attend", "attend_fixed") for name in names}
+    if 128 in by_tensor_cores:  # all windows of up to 16 rows are few
+        del entries[f"attend_fixed_{suffix}_128_16"]
+        entries |= {f"attend_few_{suffix}_128_{rows}": ATTEND for rows in (16, 32, 64)}
+    return entries
 
 
 def entries_of(ptx: compiler.CompiledKernels) -> dict[str, str]:

@@ -206,7 +206,7 @@ def test_a_prompt_attends_with_the_same_bits_among_others_and_in_chunks(
 
 
 @pytest.mark.parametrize("sliding_window", [0, 100])
-@pytest.mark.parametrize(("most", "query"), [(MOST, 2), (MOST, 5), (MOST, MOST), (FEW, FEW)])
+@pytest.mark.parametrize(("most", "query"), [(MOST, 2), (MOST, 5), (MOST, MOST), (FEW, FEW), (2, 2)])
 @pytest.mark.parametrize("normed", [False, True])  # and with sinks
 @pytest.mark.parametrize(
     ("head_dim", "in_float8"),
