@@ -21,7 +21,7 @@ from tandemrt.engines.validation.errors import BadBundle, clipped, quoted
 from tandemrt.engines.validation.records import Record, RelativePath, explain, reject
 
 FILE_NAME = "bundle.json"
-VERSION: Literal[6] = 6
+VERSION: Literal[7] = 7
 DIGEST = "manifest_sha256"
 MAX_BYTES = 64 << 20  # of bundle.json
 TARGET_IDS = "draft/target_ids.npy"  # int32 [draft.vocab], ascending
@@ -198,7 +198,7 @@ class Manifest(Record):
         vision: the images that the target reads; None: it reads text only.
     """
 
-    manifest_version: Literal[6]
+    manifest_version: Literal[7]
     name: str
     limits: Limits
     vocab: VocabSize

@@ -17,8 +17,9 @@ from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.quantization.mxfp4 import GROUP_SIZE as MXFP4_GROUP
 from tandemrt.export.read.quantization.nvfp4 import GROUP_SIZE as NVFP4_GROUP
 from tandemrt.export.read.values import read_values, require_scales
+from tandemrt.plugins.operators.float4 import floats_in_tiles
 from tandemrt.plugins.operators.float8 import FLOAT8
-from tandemrt.plugins.operators.int4_layout import in_tiles, padded_inner, scales_of_output, unpacked
+from tandemrt.plugins.operators.int4_layout import padded_inner, scales_of_output, unpacked
 
 GROUPS = {"mxfp4": MXFP4_GROUP, "nvfp4": NVFP4_GROUP}
 _LARGEST_POWER = np.float32(2**8)  # of 2 in float8_e4m3fn
@@ -53,7 +54,7 @@ class Float4Matrix:
         rows, groups, size = self.codes.shape
         inner = groups * size
         return {
-            f"tiles{size}": in_tiles(wide(self.codes.reshape(rows, inner), padded_inner(inner))),
+            f"tiles{size}": floats_in_tiles(wide(self.codes.reshape(rows, inner), padded_inner(inner))),
             "scales": wide(self.stored_scales.view(np.uint8), scales_of_output(inner, size)),
             "factors": self.factors[:, 0],
         }

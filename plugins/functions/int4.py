@@ -30,7 +30,12 @@ def bodies(dtype: str, present: Collection[str]) -> tuple[ir.Function, ...]:  # 
 
 def from_tiles(body: Body, weight: BodyValue) -> BodyValue:
     """Return the 4-bit integers of ``weight`` in the order of the inputs, [width, ...]; see in_tiles."""
-    words = body.op("Reshape", halves(body, weight), np.array([0, -1, 4, 4, 2, 4], np.int64))
+    return by_input(body, halves(body, weight))
+
+
+def by_input(body: Body, integers: BodyValue) -> BodyValue:
+    """Return ``integers`` [width, ...] in the order of the inputs; see by_input of the layout."""
+    words = body.op("Reshape", integers, np.array([0, -1, 4, 4, 2, 4], np.int64))
     return body.op("Transpose", words, perm=[0, 1, 3, 2, 5, 4])
 
 

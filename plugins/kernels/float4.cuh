@@ -1,5 +1,5 @@
-// 4-bit floats (e2m1) in the order of 4-bit integers, with a float8_e4m3fn scale per 16 or 32 inputs and a float32
-// factor per output. A number times its scale has at most 6 significant bits, so the product is exact in 16 bits.
+// 4-bit floats (e2m1) in the order of plugins/operators/float4.py, with a float8_e4m3fn scale per 16 or 32 inputs and a
+// float32 factor per output. A number times its scale has at most 6 significant bits, so it is exact in 16 bits.
 #pragma once
 #include "low_bit.cuh"
 
@@ -66,21 +66,19 @@ struct Float4 {
         return SHIFT ? held.x : __byte_perm(held.x, held.y, threadIdx.x & 2 ? 0x7531 : 0x6420);
     }
 
-    // The scale of a group of 32, twice.
+    // The scale of a group of 32, twice. Those of two groups become numbers at once.
     __device__ __forceinline__ u32 operand(u32 held, int, int group) const {
-        return Floats<T>::scale(__byte_perm(held, 0, 0x4040 + 0x0101 * group));
+        u32 scales = Floats<T>::scale(__byte_perm(held, 0, group < 2 ? 0x4140 : 0x4342));
+        return __byte_perm(scales, 0, group % 2 ? 0x3232 : 0x1010);
     }
 
-    // Sign and magnitude, the lower three bits, move to their places in T: by one multiplication where both move left
-    // and do not meet.
+    // Sign and magnitude move to their places in Bf16 by a rotation, or by a product whose terms do not meet there.
     static __device__ __forceinline__ u32 pair(const uint4& words, int group, int i, u32 scale) {
-        constexpr int TO = Floats<T>::EXPONENT;
-        constexpr u32 MAGNITUDES = 0x00070007u << TO, SIGNS = 0x80008000u;
+        constexpr int FURTHER = Floats<T>::EXPONENT - Floats<Bf16>::EXPONENT;
+        constexpr u32 MAGNITUDES = 0x00070007u << Floats<T>::EXPONENT, SIGNS = 0x80008000u;
         u32 of = word(words, group);
-        constexpr bool APART = TO <= 8;
-        u32 bits = APART && TO >= 4 * i
-                       ? (of & 0x000f000fu << 4 * i) * (1u << TO - 4 * i | 1u << 12 - 4 * i) & (MAGNITUDES | SIGNS)
-                       : masked_or(shifted(of, 12 - 4 * i), SIGNS, shifted(of, TO - 4 * i) & MAGNITUDES);
+        u32 placed = i < 3 ? __funnelshift_r(of, of, 3 * i) : (of & 0x001b001bu) * (1u << 12 | 1u << 7 | 1u << 2);
+        u32 bits = FURTHER ? masked_or(placed, SIGNS, placed << FURTHER & MAGNITUDES) : placed & (MAGNITUDES | SIGNS);
         return Floats<T>::times(bits, scale);
     }
 

@@ -14,8 +14,6 @@ __device__ __forceinline__ u32 masked_or(u32 word, u32 mask, u32 base) {
     return bits;
 }
 
-__device__ __forceinline__ u32 shifted(u32 word, int left) { return left < 0 ? word >> -left : word << left; }
-
 __device__ __forceinline__ u32 word(const uint4& words, int i) {
     return i == 0 ? words.x : i == 1 ? words.y : i == 2 ? words.z : words.w;
 }

@@ -9,7 +9,7 @@ import numpy.typing as npt
 CHUNK = 128  # consecutive inputs of one output, stored as four runs of 32
 GROUP_SIZES = (32, 64, 128)  # inputs that share a scale
 _AT_ONCE = 4  # scales, and zero points, that a kernel reads with one load
-_ROWS_AT_ONCE = 64  # of a matrix: its 64-bit words and what they become fit in a cache
+ROWS_AT_ONCE = 64  # of a matrix: its 64-bit words and what they become fit in a cache
 _EVEN_BYTES = np.uint64(0x000F000F000F000F)
 _TOGETHER = np.uint64(1 << 48 | 1 << 36 | 1 << 24 | 1 << 12)  # times the even bytes: their four integers from bit 48 on
 
@@ -32,19 +32,24 @@ def in_tiles(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     a tensor core's tile therefore read 16 bytes each and always work on the same run.
     """
     packed = np.empty((len(integers), integers.shape[1] // 2), np.uint8)
-    for start in range(0, len(integers), _ROWS_AT_ONCE):
-        eights = np.ascontiguousarray(integers[start : start + _ROWS_AT_ONCE]).view("<u8")
+    for start in range(0, len(integers), ROWS_AT_ONCE):
+        eights = np.ascontiguousarray(integers[start : start + ROWS_AT_ONCE]).view("<u8")
         even = (eights & _EVEN_BYTES) * _TOGETHER >> np.uint64(48)
         odd = (eights >> np.uint64(8) & _EVEN_BYTES) * _TOGETHER >> np.uint64(48)
         words = (even | odd << np.uint64(16)).astype("<u4").reshape(len(eights), -1, 4, 4)  # chunk, run, word
-        packed[start : start + _ROWS_AT_ONCE] = words.swapaxes(2, 3).reshape(len(eights), -1).view(np.uint8)
+        packed[start : start + ROWS_AT_ONCE] = words.swapaxes(2, 3).reshape(len(eights), -1).view(np.uint8)
     return packed
 
 
 def from_tiles(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """Return the integers of ``in_tiles``, one per byte: uint8 [width, inner]."""
-    words = unpacked(packed).reshape(len(packed), -1, 4, 4, 2, 4).transpose(0, 1, 3, 2, 5, 4)
-    return words.reshape(len(packed), -1)
+    return by_input(unpacked(packed))
+
+
+def by_input(integers: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Return ``integers`` [width, ...], eight of each word and the even ones first, in the order of the inputs."""
+    words = integers.reshape(len(integers), -1, 4, 4, 2, 4).transpose(0, 1, 3, 2, 5, 4)
+    return words.reshape(len(integers), -1)
 
 
 def unpacked(packed: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from tandemrt.plugins.operators.float4 import VALUES
+from tandemrt.plugins.operators.float4 import VALUES, floats_from_tiles
 from tandemrt.plugins.operators.float8 import FLOAT8
-from tandemrt.plugins.operators.int4_layout import from_tiles
 
 
 def float4_matmul(
@@ -18,7 +17,7 @@ def float4_matmul(
 ) -> np.ndarray:
     """Return x @ w.T, rounded once to the dtype of ``x`` [..., inner], for w = float * scale * factor.
 
-    ``weight`` uint8 [width, padded / 2] holds the codes of 4-bit floats in the order of in_tiles, padded after
+    ``weight`` uint8 [width, padded / 2] holds the codes of 4-bit floats in the order of floats_in_tiles, padded after
     ``inner`` to a multiple of 128. ``scales`` uint8 [width, groups] are the bytes of float8_e4m3fn, one per
     ``group_size`` inputs (16 or 32); scales_of_output gives ``groups``. ``factors`` float32 [width], one per output.
     ``prompt_rows`` as for int4_matmul.
@@ -31,7 +30,7 @@ def float4_matmul(
 def float4_values(weight: np.ndarray, scales: np.ndarray, factors: np.ndarray, group_size: int) -> np.ndarray:
     """Return the values of a weight, float64 [width, padded]."""
     width, groups = len(scales), weight.shape[1] * 2 // group_size
-    floats = VALUES[from_tiles(weight)].reshape(width, groups, group_size).astype(np.float64)
+    floats = VALUES[floats_from_tiles(weight)].reshape(width, groups, group_size).astype(np.float64)
     scaled = floats * scales.view(FLOAT8).astype(np.float64)[:, :groups, None]
     values: np.ndarray = scaled.reshape(width, -1) * factors.astype(np.float64)[:, None]
     return values

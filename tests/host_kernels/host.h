@@ -231,6 +231,9 @@ inline u32 __byte_perm(u32 a, u32 b, u32 selector) {
     for (int i = 0; i < 4; ++i) made |= static_cast<u32>(bytes >> 8 * (selector >> 4 * i & 7) & 255) << 8 * i;
     return made;
 }
+inline u32 __funnelshift_r(u32 low, u32 high, u32 shift) {
+    return static_cast<u32>((static_cast<u64>(high) << 32 | low) >> (shift & 31));
+}
 inline float __expf(float x) { return expf(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 inline float __fmaf_rn(float x, float y, float z) { return fmaf(x, y, z); }

@@ -59,7 +59,7 @@ def manifest(folder: Path, names: Any) -> Manifest:
         name: contract.verify(vocab=96, dtype="float32", draft_probs=name != "verify") for name in ENGINES[2:]
     }
     return Manifest(
-        manifest_version=6,
+        manifest_version=7,
         name="sample",
         limits=Limits(batch=4, length=32, capacity=37, num_draft_tokens=4, prefill_chunk=16),
         vocab=96,
@@ -518,14 +518,14 @@ def test_hidden_files_of_a_file_manager_are_ignored(bundle: Bundle) -> None:
 
 
 def test_a_newer_manifest_is_rejected_with_the_remedy(bundle: Bundle) -> None:
-    edit(bundle.folder, "manifest_version", value=7)
-    with pytest.raises(BadBundle, match=r"must be at most 6; got 7\. Update tandemrt, or build"):
+    edit(bundle.folder, "manifest_version", value=8)
+    with pytest.raises(BadBundle, match=r"must be at most 7; got 8\. Update tandemrt, or build"):
         Bundle.open(bundle.folder)
 
 
 def test_a_newer_manifest_is_rejected_before_its_keys_are_read(bundle: Bundle) -> None:
     edit(bundle.folder, "paged", value=True)
-    edit(bundle.folder, "manifest_version", value=7)
+    edit(bundle.folder, "manifest_version", value=8)
     with pytest.raises(BadBundle, match="Update tandemrt"):
         Bundle.open(bundle.folder)
 
@@ -533,21 +533,21 @@ def test_a_newer_manifest_is_rejected_before_its_keys_are_read(bundle: Bundle) -
 def test_a_bundle_of_version_1_must_be_built_again(bundle: Bundle) -> None:
     edit(bundle.folder, "manifest_version", value=1)
     edit(bundle.folder, "engines", "adjust", value=None)
-    with pytest.raises(BadBundle, match=r"manifest_version must be 6; got 1\. Build the bundle again"):
+    with pytest.raises(BadBundle, match=r"manifest_version must be 7; got 1\. Build the bundle again"):
         Bundle.open(bundle.folder)
 
 
 def test_a_bundle_of_version_2_must_be_built_again(bundle: Bundle) -> None:
     edit(bundle.folder, "manifest_version", value=2)
     edit(bundle.folder, "engines", "target", "segments", value={"files": ["target/segment.00.onnx"]})
-    with pytest.raises(BadBundle, match=r"manifest_version must be 6; got 2\. Build the bundle again"):
+    with pytest.raises(BadBundle, match=r"manifest_version must be 7; got 2\. Build the bundle again"):
         Bundle.open(bundle.folder)
 
 
-@pytest.mark.parametrize("version", [0, -1, True, "6", 6.0, None])
+@pytest.mark.parametrize("version", [0, -1, True, "7", 7.0, None])
 def test_any_other_manifest_version_is_rejected(bundle: Bundle, version: Any) -> None:
     edit(bundle.folder, "manifest_version", value=version)
-    with pytest.raises(BadBundle, match="manifest_version must be 6; got "):
+    with pytest.raises(BadBundle, match="manifest_version must be 7; got "):
         Bundle.open(bundle.folder)
 
 
