@@ -12,6 +12,7 @@ import pytest
 
 from tandemrt import SamplingParams
 from tandemrt.engines.bundle.manifest import DIGEST, Manifest, _digest
+from tandemrt.engines.contract.sampling_parameters import SAMPLING_PARAMETERS
 from tandemrt.engines.options.options import RuntimeOptions
 from tandemrt.engines.parameters.generation_config import FILE_NAME, recommended
 from tandemrt.engines.parameters.sampling import StructuredOutputs
@@ -20,11 +21,14 @@ from tandemrt.engines.validation.errors import TandemError
 from tandemrt.export.bundle.draft_kinds import FEATURE_DRAFTS
 from tandemrt.export.read.quantization.torchao import _SCHEMES as TORCHAO_SCHEMES
 from tandemrt.export.read.spec import ModelSpec
+from tandemrt.plugins.reference.arguments import sampling_vectors
+from tandemrt.runtime.constraints.thinking import ThinkingRule
 from tandemrt.runtime.servers.anthropic.request import parse_messages_request
 from tandemrt.runtime.servers.batch.lines import BadFile, check_file
 from tandemrt.runtime.servers.openai.request_body import parse_chat, parse_completion
 from tandemrt.runtime.servers.openai.responses_request import parse_responses
 from tandemrt.runtime.servers.triton.request_tensors import parse_request
+from tests.plain.constraints import VOCABULARY
 from tests.plain.published_images import PUBLISHED as TOWERS
 from tests.plain.test_bundle import write_bundle
 from tests.plain.test_field_effects import CONFIGS, MODULES, QUANTIZED
@@ -271,6 +275,28 @@ def test_a_changed_field_of_a_body_is_read_as_before(name: str) -> None:
 def test_a_changed_field_of_a_record_is_read_as_before(name: str) -> None:
     record, values = RECORDS[name]
     require_answers(f"record/{name}", values, lambda changed: refusal(record, changed) or record(**changed))
+
+
+def test_a_changed_field_of_a_thinking_rule_is_read_as_before() -> None:
+    delimiters = {"think_start": [60, 61], "think_ends": [[62], [63, 64]], "forced_end": [1, 62, 2]}
+
+    def rule(changed: dict[str, Any]) -> ThinkingRule:
+        return ThinkingRule(**(dict.fromkeys(delimiters, ()) | changed), vocabulary=VOCABULARY)
+
+    require_answers("thinking", {**delimiters, "implicit_ends": [[65]], "budget": 4}, rule)
+
+
+def test_a_changed_sampling_parameter_of_the_definitions_is_read_as_before() -> None:
+    def vectors(changed: dict[str, Any]) -> object:
+        try:
+            return {name: vector.tolist() for name, vector in sampling_vectors(2, **changed).items()}
+        except (TypeError, ValueError, OverflowError) as error:
+            return type(error).__name__ if "sampling parameters" not in str(error) else error
+
+    values = {name: [0.25, 0.5] if parameter.dtype == "float32" else [1, 0]
+              for name, parameter in SAMPLING_PARAMETERS.items()}  # fmt: skip
+    require_answers("sampling vectors", values | {"rule": ["coupled", "rejection"]}, vectors)
+    assert "unknown_name must not be missing or unknown" in answer(vectors, values | {"unknown_name": 1})
 
 
 def test_a_changed_parameter_of_triton_is_read_as_before() -> None:

@@ -28,6 +28,7 @@ from tandemrt.runtime.servers.http import rendering
 from tandemrt.runtime.workers.clients import UNNAMED
 from tandemrt.runtime.workers.sandbox.lanes import QUICK_S, ProcessLanes
 from tandemrt.runtime.workers.sandbox.pool import ProcessPool, TooSlow
+from tandemrt.runtime.workers.sandbox.process import interpreter
 from tests.plain.constraints import byte_tokens, compiled
 
 
@@ -52,6 +53,20 @@ def test_the_tasks_that_may_wait_are_those_of_all_processes(idle: int, monkeypat
         pool.submit(UNNAMED, "task", 1.0, print)
     with pytest.raises(QueueFull, match=r"task: the queue for worker processes is full \(2 tasks\); try later"):
         pool.submit(UNNAMED, "task", 1.0, print)
+
+
+@pytest.mark.parametrize(("present", "chosen"), [(("own", "base"), "own"), (("base",), "base")])
+def test_a_program_that_embeds_python_starts_that_of_its_environment(
+    present: tuple[str, ...], chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "tritonserver"))
+    monkeypatch.setattr(sys, "exec_prefix", str(tmp_path / "own"))
+    monkeypatch.setattr(sys, "base_exec_prefix", str(tmp_path / "base"))
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for each in present:
+        (tmp_path / each / "bin").mkdir(parents=True)
+        (tmp_path / each / "bin" / name).touch(0o755)
+    assert interpreter() == str(tmp_path / chosen / "bin" / name)
 
 
 @pytest.mark.parametrize("limit_s", [QUICK_S / 2, QUICK_S, 3 * QUICK_S])

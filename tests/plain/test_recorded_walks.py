@@ -207,11 +207,14 @@ def constrained(draw: random.Random) -> Steps:
     state = constraint(grammar=draw.choice(grammars), thinking=rule, prompt=some(0, 6), min_tokens=draw.choice([0, 3]))
 
     def commit() -> object:
-        if state.finished:
-            return "finished"
-        tokens = sorted(allowed(state))
-        token = draw.choice([each for each in tokens if each in letters] or tokens)
-        return len(tokens), state.commit([token]), state.phase, state.undecided_span
+        ahead, tokens = state.fork(), list[int]()
+        for _ in range(0 if state.finished else draw.randint(1, 3)):
+            options = [each for each in letters if each in allowed(ahead)] or sorted(allowed(ahead))
+            tokens.append(draw.choice(options))
+            ahead.commit(tokens[-1:])
+            if ahead.finished:
+                break
+        return tokens, state.commit(tokens), state.phase, state.undecided_span, state.finished
 
     return {
         "commit": commit,
