@@ -111,10 +111,15 @@ class Round:
         return self.rows.get(running.slot) is running and running.remaining <= 1 and not running.replay.rereading
 
     def num_proposed_for(self, running: RunningRequest) -> int:
-        """Valid tokens that the drafter proposes for ``running``."""
-        if self.only_fast_forward or running.slot in self.undrafted:
-            return 0
-        return min(self.num_proposed, self.max_drafted(running))
+        """Valid tokens that the drafter proposes for ``running``.
+
+        Under the rejection rule none of them is verified where fast-forward tokens fill the window, also in a round in
+        which the drafter runs for others.
+        """
+        most = min(self.num_proposed, self.max_drafted(running))
+        fast_forward = len(self.fast_forward.get(running.slot, ()))
+        replaced = running.request.rule is Rule.REJECTION and fast_forward >= most
+        return 0 if self.only_fast_forward or running.slot in self.undrafted or replaced else most
 
     def max_fast_forward(self, running: RunningRequest) -> int:
         """Return the length of the draft window up to which mask rows may add fast-forward tokens for ``running``.

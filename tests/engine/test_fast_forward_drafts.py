@@ -206,3 +206,19 @@ def test_under_the_rejection_rule_no_window_of_others_adds_fast_forward_tokens(n
             assert (output_of(beside), beside.speculation) == (output_of(alone), alone.speculation)
             forced += alone.forced_ends
     assert forced >= 3
+
+
+def test_under_the_rejection_rule_the_choice_to_copy_does_not_depend_on_rounds_that_draft_for_others(
+    tiny_bundle: Path,
+) -> None:
+    """The drafter runs for others where forced tokens fill a window; that says nothing about its own drafts."""
+    asked = {"temperature": 1.0, "rule": "rejection", "ignore_eos": True, "max_tokens": 60}
+    drafting, prompt = SamplingParams(**asked, seed=9), "ab" * 8
+    with LLM(tiny_bundle, threads=1, lookup=True, grammar_timeout_s=120.0, fill_timeout_s=10.0) as llm:
+        for seed in (0, 4):
+            structured = {"regex": "forced text that is long [ab]{30}"}
+            params = SamplingParams(**asked, seed=seed, structured_outputs=structured)
+            alone = llm.generate(prompt, params)
+            _, beside = llm.generate(["why", prompt], [drafting, params])
+            assert (output_of(beside), beside.speculation) == (output_of(alone), alone.speculation)
+        assert llm.metrics.fast_forward_drafts > 0

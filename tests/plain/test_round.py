@@ -190,6 +190,33 @@ def test_a_round_without_graphs_drafts_no_more_than_may_still_be_emitted(
     assert plan_round(slots, windows, SLOTS).window == WINDOW
 
 
+def test_under_the_rejection_rule_a_window_of_forced_tokens_has_none_of_the_drafter_beside_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether the drafter runs for others must not decide what a request learns about its own drafts."""
+    slots = filled(1, 1, rule="rejection")
+    forced, free = slots
+    for running, count in ((forced, WINDOW), (free, 0)):
+        monkeypatch.setattr(running, "fast_forward_tokens", lambda most, count=count: [0] * min(most, count))
+    alone, beside = (
+        Round(
+            {running.slot: running for running in rows},
+            batch=2,
+            window=WINDOW,
+            needs_probs=True,
+            rules=frozenset({Rule.REJECTION}),
+            num_proposed=WINDOW,
+            may_fast_forward=frozenset({forced.slot}),
+        ).with_fast_forward()
+        for rows in ([forced], [forced, free])
+    )
+    assert not alone.needs_drafter
+    assert beside.needs_drafter
+    assert alone.num_proposed_for(forced) == beside.num_proposed_for(forced) == 0
+    assert alone.max_fast_forward(forced) == beside.max_fast_forward(forced) == WINDOW
+    assert beside.num_proposed_for(free) == WINDOW
+
+
 def test_windows_under_the_rejection_rule_do_not_depend_on_what_others_may_emit() -> None:
     slots = filled(1)
     slots.join(make_queued(rule="rejection"))
