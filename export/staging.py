@@ -54,7 +54,7 @@ def check_destination(out: Path, name: str, *, force: bool) -> None:
 
 
 @contextmanager
-def sole_builder(place: Path, begin: Callable[[str], None] | None) -> Iterator[None]:
+def sole_builder(place: Path, begin: Callable[[str], None]) -> Iterator[None]:
     """Wait until no other process is in such a block for ``place``, a folder of the cache, then run the block.
 
     ``begin`` receives a title if it must wait; the other process has probably built ``place`` then. Raises BadBundle
@@ -69,8 +69,7 @@ def sole_builder(place: Path, begin: Callable[[str], None] | None) -> Iterator[N
         raise unwritable_cache(error) from error
     with ExitStack() as stack:
         if stack.enter_context(locked(file)) is False:
-            if begin is not None:
-                begin(f"Wait for another process that builds {place.name}")
+            begin(f"Wait for another process that builds {place.name}")
             stack.enter_context(locked(file, wait=True))
         yield
 

@@ -3,7 +3,7 @@
 import filecmp
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,6 +27,7 @@ from tandemrt.engines.bundle.manifest import (
     Manifest,
 )
 from tandemrt.engines.contract.draft_kinds import DRAFT_KINDS, DraftEntry
+from tandemrt.engines.options.build_listener import SILENT, BuildListener, Progress
 from tandemrt.engines.parallel.threads import SharedWork, begun, map_in_threads
 from tandemrt.engines.parameters.generation_config import recommended
 from tandemrt.engines.recipe.models import ModelDraft
@@ -46,7 +47,7 @@ from tandemrt.export.bundle.tokenizer_file import TOKENIZER_FILE, quick_form
 from tandemrt.export.bundle.vision import ROLE as VISION
 from tandemrt.export.bundle.vision import open_tower
 from tandemrt.export.bundle.written_weights import WeightsWriter
-from tandemrt.export.compile.backends import DEFAULTS, CompiledEngine, CompileOptions, compile_graph, is_cut
+from tandemrt.export.compile.backends import CompiledEngine, CompileOptions, compile_graph, is_cut
 from tandemrt.export.quantize.columns import write_shards
 from tandemrt.export.read.checkpoint import read_header
 from tandemrt.export.read.hub import resolve_checkpoints
@@ -81,12 +82,10 @@ def build(
     out: Path,
     *,
     force: bool = False,
-    progress: Callable[[str], None] | None = None,
-    compiling: CompileOptions = DEFAULTS,
+    listener: BuildListener = SILENT,
+    timing_cache: Path | None = None,
 ) -> BuildReport:
-    """Build the bundle of ``recipe`` at ``out``; ``progress`` receives the title of each step when it begins.
-
-    ``compiling`` has the compiler's timing cache file and the callback for its progress within a step.
+    """Build the bundle of ``recipe`` at ``out``. ``timing_cache``: the file where TensorRT keeps what it measures.
 
     The build is atomic: a failed build leaves no files and does not change ``out``. It replaces an earlier build of the
     same name and, with ``force``, a bundle of another name, but no other folder. Raises
@@ -97,7 +96,8 @@ def build(
     except (OSError, RuntimeError, ValueError) as error:  # too long, a cycle of links, a zero byte
         raise BadBundle(f"out must be a place for a folder: {clipped(error)}. Choose another with --out") from error
     try:
-        return _build(recipe, out, force=force, clock=_Clock(progress), compiling=compiling)
+        compiling = CompileOptions(timing_cache, None if listener is SILENT else listener.detail)
+        return _build(recipe, out, force=force, clock=_Clock(listener), compiling=compiling)
     except OSError as error:  # a full disk, a checkpoint that disappears
         where = clipped(error.filename or out)  # a failed write does not name its file
         why = f"{where}: {system_advice(error) or error.strerror or error}"
@@ -107,8 +107,8 @@ def build(
 def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling: CompileOptions) -> BuildReport:
     check_destination(out, recipe.name, force=force)
     compiling.require_use(recipe)
-    recipe = with_unpacked_gguf(recipe, clock.begin, compiling.progress)
-    recipe = resolve_checkpoints(recipe, clock.begin, compiling.progress)
+    recipe = with_unpacked_gguf(recipe, clock.listener)
+    recipe = resolve_checkpoints(recipe, clock.listener)
     with clock.step("Read the checkpoints"):
         models = open_models(recipe)
         tower, tower_notes = open_tower(recipe, models[0])
@@ -127,7 +127,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
         with clock.step("Place the weights and the tokenizer"):
             _place_sources(models, folder)
             tower = None if tower is None else tower.placed(folder / VISION)
-        models, notes = _write_weights(models, folder, clock, compiling.progress)
+        models, notes = _write_weights(models, folder, clock)
         notes += tuple(f"{m.role}: {note}" for m in models for note in m.cache_notes())
         if isinstance(models[-1], DraftHead) and models[-1].borrowed:
             with clock.step("Copy the tensors that the draft shares with its target"):
@@ -138,7 +138,7 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
             _require_tokenizer(folder / TOKENIZER, models[0])
         if recipe.ranks > 1:
             with clock.step(f"Split the target over {recipe.ranks} ranks"):
-                models = (_split(models[0], recipe.ranks, folder, compiling.progress), *models[1:])
+                models = (_split(models[0], recipe.ranks, folder, clock.listener.detail), *models[1:])
         engines: dict[EngineName, EngineEntry] = {}
         rewrites: dict[EngineName, Mapping[str, int]] = {}
         for graph in (*graphs(recipe, models), *(() if tower is None else (tower.graph(recipe.limits.length),))):
@@ -184,13 +184,12 @@ def _build(recipe: Recipe, out: Path, *, force: bool, clock: "_Clock", compiling
 
 @dataclass
 class _Clock:
-    begin: Callable[[str], None] | None
+    listener: BuildListener
     steps: list[BuildStep] = field(default_factory=list)
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        if self.begin is not None:
-            self.begin(title)
+        self.listener.begin(title)
         start = time.perf_counter()
         yield
         self.steps.append(BuildStep(title, time.perf_counter() - start))
@@ -234,12 +233,10 @@ def _place_sources(models: Models, folder: Path) -> None:
             shutil.copyfile(file, copy)
 
 
-def _write_weights(
-    models: Models, folder: Path, clock: "_Clock", progress: Callable[[str, int, int], None] | None
-) -> tuple[Models, tuple[str, ...]]:
+def _write_weights(models: Models, folder: Path, clock: "_Clock") -> tuple[Models, tuple[str, ...]]:
     """Write the weights in the dtypes of the recipe into ``folder``; return the models and notes, one line each."""
     notes = models[-1].notes() if isinstance(models[-1], DraftHead) else ()
-    writer = WeightsWriter(folder, clock.step, progress, [*notes])
+    writer = WeightsWriter(folder, clock.step, clock.listener.detail, [*notes])
     target = writer.write(models[0])
     if len(models) == 1:
         return (target,), tuple(writer.notes)
@@ -247,7 +244,7 @@ def _write_weights(
     return (target, draft), tuple(writer.notes)
 
 
-def _split(target: Model, ranks: int, folder: Path, progress: Callable[[str, int, int], None] | None) -> Model:
+def _split(target: Model, ranks: int, folder: Path, progress: Progress) -> Model:
     """Write what the ranks do not read from the checkpoint itself. Raises BadRecipe if the target cannot be split."""
     checkpoint = with_graph_names(target.checkpoint, target.spec)
     return replace(target, shards=write_shards(checkpoint, target.spec, folder / target.role, ranks, progress))

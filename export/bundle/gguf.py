@@ -2,19 +2,18 @@
 
 import hashlib
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tandemrt.engines.options.build_listener import BuildListener
 from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.user_cache import CHECKPOINTS, cache_folder
 from tandemrt.engines.validation.errors import clipped
 from tandemrt.export.quantize.gguf.checkpoint import KeptTypes, write_gguf_checkpoint
 from tandemrt.export.quantize.gguf.split import only_model, parts_of, vision_files
-from tandemrt.export.quantize.writer import Progress
 from tandemrt.export.read.quantization.gguf import GGUF_TYPES, GPU_EXPERTS, GPU_TYPES, MATMUL_TYPES
 from tandemrt.export.staging import sole_builder, staged, unwritable_cache
 from tandemrt.plugins.onnxruntime.custom_operators import has_kernels
@@ -40,9 +39,7 @@ class GgufCheckpoint:
         digest = hashlib.sha256(named.encode()).hexdigest()
         return cache_folder() / CHECKPOINTS / f"{self.file.stem}-{digest[:12]}"
 
-    def unpacked(
-        self, begin: Callable[[str], None] | None, progress: Progress | None, *, needs_chat_template: bool = False
-    ) -> Path:
+    def unpacked(self, listener: BuildListener, *, needs_chat_template: bool = False) -> Path:
         """Return ``folder``, which is written unless an earlier build or another process does that.
 
         Raises BadCheckpoint, BadBundle for a cache that cannot be written, and as ``write_gguf_checkpoint`` does.
@@ -50,14 +47,13 @@ class GgufCheckpoint:
         folder = self.folder
         if folder.is_dir():
             return folder
-        with sole_builder(folder, begin):
+        with sole_builder(folder, listener.begin):
             if not folder.is_dir():
-                if begin is not None:
-                    begin(f"Unpack {self.file.name}{_without_vision(self.file)}")
+                listener.begin(f"Unpack {self.file.name}{_without_vision(self.file)}")
                 try:
                     with staged(folder) as unpacked:
                         write_gguf_checkpoint(
-                            self.file, unpacked, self.kept, progress, needs_chat_template=needs_chat_template
+                            self.file, unpacked, self.kept, listener.detail, needs_chat_template=needs_chat_template
                         )
                 except OSError as error:
                     raise unwritable_cache(error) from error
@@ -81,13 +77,7 @@ def gguf_checkpoints(recipe: Recipe) -> dict[str, GgufCheckpoint]:
     return checkpoints
 
 
-def with_unpacked_gguf(
-    recipe: Recipe,
-    begin: Callable[[str], None] | None,
-    progress: Progress | None,
-    *,
-    needs_chat_template: bool = False,
-) -> Recipe:
+def with_unpacked_gguf(recipe: Recipe, listener: BuildListener, *, needs_chat_template: bool = False) -> Recipe:
     """Return ``recipe`` with a checkpoint folder for every GGUF file that it names.
 
     Raises as ``GgufCheckpoint.unpacked`` does; ``needs_chat_template`` is about the target.
@@ -95,7 +85,7 @@ def with_unpacked_gguf(
     changed: dict[str, Any] = {}
     for role, checkpoint in gguf_checkpoints(recipe).items():
         needed = needs_chat_template and role == "target"
-        folder = checkpoint.unpacked(begin, progress, needs_chat_template=needed)
+        folder = checkpoint.unpacked(listener, needs_chat_template=needed)
         changed[role] = getattr(recipe, role).model_copy(update={"checkpoint": folder})
     return recipe.model_copy(update=changed)
 

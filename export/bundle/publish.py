@@ -6,7 +6,7 @@ transformers with the package compressed-tensors, vLLM, SGLang and TandemRT load
 import json
 import re
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRequest, quoted
 from tandemrt.export.graph.low_bit_format import LowBitFormat
 from tandemrt.export.quantize.compressed_tensors import SchemeName, quantization_config
@@ -54,7 +55,7 @@ def publish(
     scheme: SchemeName,
     *,
     group: int = 128,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Published:
     """Quantize the matmuls of the layers of the checkpoint in ``folder``; embeddings, norms and lm_head stay
     unquantized.
@@ -143,7 +144,7 @@ class _Maker:
         scheme: SchemeName,
         group: int,
         matmuls: Collection[str],
-        progress: Callable[[str, int, int], None] | None,
+        progress: Progress | None,
     ) -> None:
         self.errors: dict[str, float] = {}
         self.shards: dict[str, str] = {}

@@ -6,7 +6,6 @@ This module and what it imports need no library that builds, so that a bundle th
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -16,6 +15,7 @@ from tandemrt.engines.bundle.manifest import VERSION
 from tandemrt.engines.contract.draft_kinds import HeadKind
 from tandemrt.engines.contract.dtypes import computed_in
 from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.engines.options.build_listener import BuildListener
 from tandemrt.engines.options.build_options import BuildOptions, draft_option
 from tandemrt.engines.options.model_name import is_recipe, require_model
 from tandemrt.engines.recipe.recipe import Recipe, locate
@@ -23,7 +23,6 @@ from tandemrt.engines.user_cache import BUNDLES, cache_folder
 from tandemrt.engines.validation.errors import BadBundle, BadRequest, quoted
 from tandemrt.export.bundle.gguf import GgufCheckpoint, gguf_checkpoints, gguf_file, kept_types
 from tandemrt.export.bundle.machine import Machine
-from tandemrt.export.quantize.writer import Progress
 from tandemrt.export.read.hub import fetch
 
 
@@ -56,20 +55,14 @@ class CheckpointSource:
 
     @classmethod
     def find(
-        cls,
-        model: str,
-        options: BuildOptions,
-        *,
-        begin: Callable[[str], None],
-        progress: Progress | None = None,
-        backend: str | None = None,
+        cls, model: str, options: BuildOptions, listener: BuildListener, *, backend: str | None = None
     ) -> "CheckpointSource":
         """Find the checkpoint, fetching a name on the hub. Raises BadBundle, BadRequest or BackendUnavailable."""
         require_model(model)
         machine, path = Machine.here(backend), Path(model)
         checkpoint = _local(path, options, machine)
         if checkpoint is None:
-            checkpoint = fetch(model, "bundle", begin=begin, progress=progress)
+            checkpoint = fetch(model, "bundle", listener)
         return cls(model, checkpoint, options, machine)
 
     @property
@@ -83,12 +76,10 @@ class CheckpointSource:
         return _cache_place(recipe_name(self.model), *parts)
 
 
-def find_source(
-    model: str, options: BuildOptions, *, begin: Callable[[str], None], progress: Progress | None
-) -> RecipeSource | CheckpointSource:
+def find_source(model: str, options: BuildOptions, listener: BuildListener) -> RecipeSource | CheckpointSource:
     """Return what the bundle of ``model`` is built from. Raises as ``CheckpointSource.find`` does, and BadRecipe."""
     if not is_recipe(model):
-        return CheckpointSource.find(model, options, begin=begin, progress=progress)
+        return CheckpointSource.find(model, options, listener)
     if options.chosen():
         raise BadRequest(f"{', '.join(options.chosen())}: a recipe defines these; change {quoted(model)} instead")
     return RecipeSource(model, Recipe.load(locate(model)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tandemrt.engines.contract.dtypes import BITS
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.export.bundle.models import Model
 from tandemrt.export.quantize.checkpoint import write_quantized
 from tandemrt.export.quantize.dequantized_checkpoint import write_dequantized
@@ -30,7 +31,7 @@ class WeightsWriter:
 
     folder: Path
     step: Callable[[str], AbstractContextManager[None]]
-    progress: Callable[[str, int, int], None] | None
+    progress: Progress
     notes: list[str]
 
     def write(self, model: Model) -> Model:

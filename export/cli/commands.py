@@ -83,10 +83,8 @@ def build(
     from tandemrt.export.bundle.build import build as build_bundle
     from tandemrt.export.bundle.cached_build import write_default_recipe
     from tandemrt.export.bundle.sources import CheckpointSource
-    from tandemrt.export.cli.console_build import print_recipe
-    from tandemrt.export.cli.progress import Progress, console
+    from tandemrt.export.cli.progress import ConsoleListener
     from tandemrt.export.cli.report import print_build
-    from tandemrt.export.compile.backends import CompileOptions
 
     if is_recipe(model):
         if arguments := BuildOptions(max_model_len, draft=draft).chosen():
@@ -96,21 +94,13 @@ def build(
         )
     else:
         options = BuildOptions(max_model_len, dtype, draft)
-        with Progress() as progress:
-            source = CheckpointSource.find(
-                model, options, begin=progress.begin, progress=progress.detail, backend=backend
-            )
-            file = write_default_recipe(source, progress.begin, progress.detail)
-        print_recipe(console, file)
+        with ConsoleListener() as listener:
+            source = CheckpointSource.find(model, options, listener, backend=backend)
+            file = write_default_recipe(source, listener)
         wanted = Recipe.load(file, kv_dtype=kv_dtype, tensorrt_python=tensorrt_python)
-    with Progress() as progress:
-        report = build_bundle(
-            wanted,
-            out or default_out(wanted.name),
-            force=force,
-            progress=progress.begin,
-            compiling=CompileOptions(timing_cache, progress.detail),
-        )
+    place = out or default_out(wanted.name)
+    with ConsoleListener() as listener:
+        report = build_bundle(wanted, place, force=force, listener=listener, timing_cache=timing_cache)
     print_build(report, time.perf_counter() - start)
 
 
@@ -183,13 +173,13 @@ def quantize(
 ) -> None:
     """Write CHECKPOINT anew with quantized matmuls. The format is that of compressed-tensors; no data is needed."""
     from tandemrt.export.bundle.publish import publish
-    from tandemrt.export.cli.progress import Progress
+    from tandemrt.export.cli.progress import ConsoleListener
     from tandemrt.export.cli.quantize_report import print_published
 
     place = out or Path(f"{checkpoint.resolve().name}-{scheme.value}")
-    with Progress() as progress:
-        progress.begin(f"Quantize the weights to {scheme.value}")
-        report = publish(checkpoint, place, scheme.value, group=group, progress=progress.detail)
+    with ConsoleListener() as listener:
+        listener.begin(f"Quantize the weights to {scheme.value}")
+        report = publish(checkpoint, place, scheme.value, group=group, progress=listener.detail)
     print_published(report)
 
 

@@ -6,28 +6,28 @@ from rich.console import Console
 from rich.markup import escape
 
 from tandemrt.engines.options.build_options import BuildOptions
-from tandemrt.export.bundle.find_or_build import find_or_build
-from tandemrt.export.cli.progress import Progress
+from tandemrt.export.bundle.sources import find_source, is_usable
+from tandemrt.export.cli.progress import ConsoleListener
 
 
-def bundle_of(model: str, options: BuildOptions, *, needs_chat_template: bool = False) -> Path:
-    """Return the folder of a model's bundle; see find_or_build, which builds it if no earlier run did."""
+def find_or_build(model: str, options: BuildOptions, *, needs_chat_template: bool = False) -> Path:
+    """Return the folder of a model's bundle, which an earlier run or this one built.
+
+    Args:
+        model: a recipe file, the name of an included recipe, a checkpoint folder, a GGUF file or a name on the hub.
+        options: choices for a checkpoint's default recipe.
+        needs_chat_template: raise BadRequest before the build for a model without a chat template.
+
+    The bundle is in ``bundles`` of the user's cache folder. Its name has a digest of all that it is built from, so a
+    changed checkpoint or recipe gets another one. Raises BadRequest, BadRecipe, BadCheckpoint or BackendUnavailable.
+    """
     console = Console(stderr=True, soft_wrap=True)
-    with Progress(console) as progress:
-        return find_or_build(
-            model,
-            options,
-            begin=progress.begin,
-            on_recipe=lambda file: print_recipe(console, file),
-            on_note=lambda note: console.print(escape(note), highlight=False),
-            progress=progress.detail,
-            needs_chat_template=needs_chat_template,
-        )
+    with ConsoleListener(console) as listener:
+        source = find_source(model, options, listener)
+        folder = source.folder
+        if not is_usable(folder):
+            from tandemrt.export.bundle.cached_build import build_into_cache  # imports take longer than an opening
 
-
-def print_recipe(console: Console, file: Path) -> None:
-    """Print a default recipe and where it is, so that the user can save and edit it."""
-    console.print(f"[dim]recipe (to change it, edit a copy of {file}):[/]", highlight=False)
-    from rich.syntax import Syntax  # imports a library of languages
-
-    console.print(Syntax(file.read_text(encoding="utf-8"), "toml", background_color="default"))
+            for note in build_into_cache(source, folder, listener, needs_chat_template=needs_chat_template):
+                console.print(escape(note), highlight=False)
+    return folder

@@ -2,7 +2,7 @@
 
 import importlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from tandemrt.engines.bundle.manifest import EngineEntry
 from tandemrt.engines.contract.operators import EXPERTS, WEIGHTLESS_ENGINES
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.engines.recipe.backends import BACKENDS
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BadRecipe, quoted
@@ -22,7 +23,6 @@ from tandemrt.export.passes.over_ranks import over_ranks
 from tandemrt.export.passes.pipelines import BATCH_INVARIANT, PIPELINES, WITHOUT_LAYERS
 from tandemrt.plugins.operators.k_quants_layout import K_QUANTS
 
-Progress = Callable[[str, int, int], None]  # phase, steps done, steps in all
 # Operators whose target is batch-invariant only if a recipe requires it, and why (docs/invariance.md)
 _ON_REQUEST = {
     **dict.fromkeys(set(EXPERTS) - {"experts"}, "short prompts through quantized experts would be slower"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.engines.parallel.threads import map_ahead
 from tandemrt.engines.validation.errors import BadCheckpoint, quoted
 from tandemrt.export.graph.builder import GraphBuilder
@@ -27,7 +28,7 @@ from tandemrt.export.quantize.stored_weights import (
     shape_of,
     tensor_names,
 )
-from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
+from tandemrt.export.quantize.writer import Entry, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.scheme import Scheme

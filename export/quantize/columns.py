@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from tandemrt.engines.bundle.manifest import COLUMNS
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.export.quantize.groups import nibbles
-from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
+from tandemrt.export.quantize.writer import Entry, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.shard import Shard, columns_of, part_of_rows, rows_of
 from tandemrt.export.read.spec import ModelSpec

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.export.quantize.checkpoint import FILE
 from tandemrt.export.quantize.dequantize import dequantized_entry
 from tandemrt.export.quantize.stored_weights import is_quantized, tensor_names
-from tandemrt.export.quantize.writer import Progress, copied, write_safetensors
+from tandemrt.export.quantize.writer import copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.fused_tensors import stores_transposed_experts
 from tandemrt.export.read.quantization.scheme import Quantization, Scheme

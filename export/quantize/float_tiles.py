@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.export.graph.weights import tiles_name
 from tandemrt.export.quantize.matmuls import groups, matmul_modules, place
-from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
+from tandemrt.export.quantize.writer import Entry, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor, read_header
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.spec import ModelSpec

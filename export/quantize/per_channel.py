@@ -10,12 +10,13 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.export.graph.weights import EXPERTS
 from tandemrt.export.quantize.checkpoint import FILE
 from tandemrt.export.quantize.compressed_tensors import quantization_config
 from tandemrt.export.quantize.float8_experts import expert_entries
 from tandemrt.export.quantize.stored_weights import read_matrix, tensor_names
-from tandemrt.export.quantize.writer import Entry, Progress, copied, write_safetensors
+from tandemrt.export.quantize.writer import Entry, copied, write_safetensors
 from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.quantization.scheme import Quantization, Scheme
 from tandemrt.export.read.spec import ModelSpec

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
 
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.export.read.checkpoint import DTYPES, StoredTensor
 from tandemrt.export.read.values import read_values
 
-Progress = Callable[[str, int, int], None]  # unit, number done, total number
 _BLOCK = 4 << 20  # bytes: a multiple of a huge page
 _CODES = {name: (code, width) for code, (name, width) in DTYPES.items()}
 

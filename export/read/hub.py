@@ -1,11 +1,12 @@
 """Find checkpoints that a recipe names as on the Hugging Face hub: in the local cache, or fetch them into it."""
 
-from collections.abc import Callable, Set
+from collections.abc import Set
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tandemrt.engines.options.build_listener import SILENT, BuildListener
 from tandemrt.engines.options.model_name import HUB_NAME
 from tandemrt.engines.recipe.models import HeadDraft
 from tandemrt.engines.recipe.recipe import Recipe
@@ -20,18 +21,14 @@ MODEL_FILES = frozenset({"config.json", "tokenizer.json"})
 HEAD_FILES = frozenset({"config.json"})
 OTHERS = ["*/*.json", "*/*.txt", "*/*.safetensors"]  # the same model in other formats: original/, onnx/
 
-Progress = Callable[[str, int, int], None]  # unit, number done, total number
 
-
-def resolve_checkpoints(
-    recipe: Recipe, begin: Callable[[str], None] | None = None, progress: Progress | None = None
-) -> Recipe:
+def resolve_checkpoints(recipe: Recipe, listener: BuildListener = SILENT) -> Recipe:
     """Return ``recipe`` with a local folder for every checkpoint that it names.
 
     A path of an existing folder, relative to the recipe, is kept. A hub name, ``OWNER/NAME`` or
     ``OWNER/NAME@REVISION``, is looked up in the hub's cache (HF_HOME), and fetched if the cache does not have all
-    files. ``begin`` is called with a title before a download, ``progress`` with megabytes during it. Raises BadRecipe
-    for a checkpoint that is neither a folder nor available from the hub.
+    files. ``listener`` receives a title before a download, and megabytes during it. Raises BadRecipe for a checkpoint
+    that is neither a folder nor available from the hub.
     """
     changed: dict[str, Any] = {}
     for role, checkpoint in recipe.checkpoints().items():
@@ -40,21 +37,14 @@ def resolve_checkpoints(
             continue
         head = role == "draft" and isinstance(recipe.draft, HeadDraft)
         needed = HEAD_FILES if head else MODEL_FILES
-        folder = fetch(name, f"{role}.checkpoint", needed=needed, begin=begin, progress=progress)
+        folder = fetch(name, f"{role}.checkpoint", listener, needed=needed)
         changed[role] = getattr(recipe, role).model_copy(update={"checkpoint": folder})
     recipe = recipe.model_copy(update=changed)
     recipe.require_checkpoints()
     return recipe
 
 
-def fetch(
-    name: str,
-    key: str,
-    *,
-    needed: Set[str] = MODEL_FILES,
-    begin: Callable[[str], None] | None = None,
-    progress: Progress | None = None,
-) -> Path:
+def fetch(name: str, key: str, listener: BuildListener, *, needed: Set[str] = MODEL_FILES) -> Path:
     """Return the folder in the hub's cache of a checkpoint, with the files ``needed`` and its weights.
 
     ``name`` must match HUB_NAME. A checkpoint that is not complete in the cache is fetched. Raises BadRecipe with
@@ -71,9 +61,8 @@ def fetch(
             cached = Path(snapshot(local_files_only=True))
             if _is_complete(cached, needed):
                 return cached
-        if begin is not None:
-            begin(f"Fetch {name} from the Hugging Face hub")
-        fetched = Path(snapshot(tqdm_class=_bar(progress)))
+        listener.begin(f"Fetch {name} from the Hugging Face hub")
+        fetched = Path(snapshot(tqdm_class=_bar(listener)))
         if _is_complete(fetched, needed):
             return fetched
         names = HfApi().list_repo_files(repository, revision=revision)  # offline, `fetched` was the cache's folder
@@ -102,8 +91,8 @@ def _is_complete(folder: Path, needed: Set[str]) -> bool:
     return all((folder / name).is_file() for name in (needed - converted) | shards)
 
 
-def _bar(progress: Progress | None) -> Any:
-    """Return a progress bar class for the hub's client that draws nothing and calls ``progress``."""
+def _bar(listener: BuildListener) -> Any:
+    """Return a progress bar class for the hub's client that draws nothing and tells ``listener``."""
     from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
     base: Any = tqdm
@@ -111,10 +100,10 @@ def _bar(progress: Progress | None) -> Any:
     class ProgressBar(base):  # type: ignore[misc]
         def __init__(self, *args: Any, **options: Any) -> None:
             options.pop("name", None)
-            super().__init__(*args, **options | {"disable": progress is None})
+            super().__init__(*args, **options | {"disable": listener is SILENT})
 
         def display(self, *_: Any, **__: Any) -> None:
-            if progress is not None and self.unit == "B" and self.total:
-                progress("MB", int(self.n / 1e6), int(self.total / 1e6))
+            if self.unit == "B" and self.total:
+                listener.detail("MB", int(self.n / 1e6), int(self.total / 1e6))
 
     return ProgressBar

@@ -26,10 +26,10 @@ def bundle_folder(model: str | Path, options: BuildOptions, *, needs_chat_templa
 
     require_model(str(model))
     try:
-        from tandemrt.export.cli.console_build import bundle_of
+        from tandemrt.export.cli.console_build import find_or_build
     except ModuleNotFoundError as error:
         raise BadBundle(
             f"bundle must be a folder with {FILE_NAME}; got {quoted(str(model))}, and the exporter, which would build "
             f"it, needs {error.name}: {pip_install('build')}"
         ) from error
-    return bundle_of(str(model), options, needs_chat_template=needs_chat_template)
+    return find_or_build(str(model), options, needs_chat_template=needs_chat_template)

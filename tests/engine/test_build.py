@@ -22,6 +22,7 @@ from transformers import AutoTokenizer
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.bundle.bundle import Bundle
+from tandemrt.engines.options.build_listener import BuildListener
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.engines.validation.errors import BackendUnavailable, BadBundle, BadCheckpoint, BadRecipe, InternalError
 from tandemrt.export.bundle.build import BuildReport, build
@@ -36,6 +37,7 @@ from tandemrt.plugins.kernels.nvrtc import compile_program
 from tandemrt.runtime.device.backends.tensorrt.plan import require_profiles
 from tests.engine.decoding import expected_logits, make_checkpoint
 from tests.engine.draft_kinds import EAGLE3, MTP, SIZES
+from tests.listeners import Recorded
 from tests.makers import VOCAB, tiny_checkpoint, tiny_tokenizer, write_recipe
 from tests.mtp import add_layers
 
@@ -167,10 +169,10 @@ def test_building_twice_gives_the_same_files(report: BuildReport, models: Path) 
 
 
 def test_progress_hears_every_step_and_the_report_has_their_times(copy: Path) -> None:
-    heard: list[str] = []
-    report = build(recipe(copy), copy / "out", progress=heard.append)
-    assert [step.title for step in report.steps] == heard
-    assert all(any(engine.file in title for title in heard) for engine in report.manifest.engines.values())
+    heard = Recorded()
+    report = build(recipe(copy), copy / "out", listener=heard)
+    assert [step.title for step in report.steps] == heard.titles
+    assert all(any(engine.file in title for title in heard.titles) for engine in report.manifest.engines.values())
 
 
 def test_a_bundle_without_a_draft_holds_no_drafting_engines(copy: Path) -> None:
@@ -419,10 +421,10 @@ def test_a_build_that_fails_midway_leaves_no_files_and_the_old_bundle_as_it_was(
     old = build(recipe(copy), copy / "out/tiny")
     before = (copy / "out/tiny/bundle.json").read_bytes()
     drop_a_tensor(copy / "draft")
-    heard: list[str] = []
+    heard = Recorded()
     with pytest.raises(BadCheckpoint, match=r"model\.norm\.weight"):
-        build(recipe(copy), copy / "out/tiny", progress=heard.append)
-    assert any("draft/model.onnx" in title for title in heard), "the target was already built"
+        build(recipe(copy), copy / "out/tiny", listener=heard)
+    assert any("draft/model.onnx" in title for title in heard.titles), "the target was already built"
     assert os.listdir(copy / "out") == ["tiny"]  # noqa: PTH208
     assert (copy / "out/tiny/bundle.json").read_bytes() == before
     assert Bundle.open(copy / "out/tiny", verify=True).manifest == old.manifest
@@ -440,14 +442,15 @@ def test_a_build_that_fails_midway_leaves_no_files_and_the_old_bundle_as_it_was(
 def test_a_checkpoint_that_changes_during_its_build_is_refused_and_leaves_nothing(
     copy: Path, file: str, content: str | None, message: str
 ) -> None:
-    def change(title: str) -> None:
-        if title.startswith("Place the weights"):
-            (copy / file).unlink()
-            if content is not None:
-                shutil.copyfile(copy / content, copy / file)
+    class Changes(BuildListener):
+        def begin(self, title: str) -> None:
+            if title.startswith("Place the weights"):
+                (copy / file).unlink()
+                if content is not None:
+                    shutil.copyfile(copy / content, copy / file)
 
     with pytest.raises((BadCheckpoint, BadBundle), match=message):
-        build(recipe(copy), copy / "out/tiny", progress=change)
+        build(recipe(copy), copy / "out/tiny", listener=Changes())
     assert not (copy / "out").exists()
 
 

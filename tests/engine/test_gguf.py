@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from tandemrt import LLM, SamplingParams
+from tandemrt.engines.options.build_listener import SILENT
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.bundle.gguf import GgufCheckpoint, gguf_file
 from tandemrt.export.quantize.gguf.checkpoint import ALL_KEPT, read_gguf, write_gguf_checkpoint
@@ -26,6 +27,7 @@ from tandemrt.export.read.values import read_values
 from tests.engine.decoding import VOCAB, Decoder, expected_logits, make_checkpoint
 from tests.engine.gguf_files import converted, write_gguf
 from tests.families.cases import WINDOW
+from tests.listeners import Recorded
 from tests.makers import tiny_checkpoint
 
 LENGTH = 30
@@ -197,8 +199,8 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
     write_gguf(original, parts / "model.gguf", "qwen3", "Q4_0", most_tensors=9)
     files = sorted(parts.glob("*.gguf"))
     assert [file.name for file in files][::2] == ["model-00001-of-00003.gguf", "model-00003-of-00003.gguf"]
-    folder = GgufCheckpoint(gguf_file(parts) or parts, ALL_KEPT).unpacked(None, None)
-    whole = GgufCheckpoint(tmp_path / "whole.gguf", ALL_KEPT).unpacked(None, None)
+    folder = GgufCheckpoint(gguf_file(parts) or parts, ALL_KEPT).unpacked(SILENT)
+    whole = GgufCheckpoint(tmp_path / "whole.gguf", ALL_KEPT).unpacked(SILENT)
     for name in ("config.json", "tokenizer.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     joined, expected = (load_file(each / "model.safetensors") for each in (folder, whole))
@@ -210,7 +212,7 @@ def test_a_model_of_several_files_is_read_by_its_folder_or_a_part(
     assert gguf_file(parts) is None
     files[1].unlink()
     with pytest.raises(BadCheckpoint, match=r"it is one of 3 parts, model-00002-of-00003.gguf should be next to it"):
-        GgufCheckpoint(files[0], ALL_KEPT).unpacked(None, None)
+        GgufCheckpoint(files[0], ALL_KEPT).unpacked(SILENT)
     files[1].write_bytes(files[0].read_bytes())
     with pytest.raises(BadCheckpoint, match="its parts should hold"):
         read_gguf(files[0])
@@ -228,10 +230,10 @@ def test_the_vision_part_of_a_model_is_named(tmp_path: Path, monkeypatch: pytest
     writer.close()
     with pytest.raises(BadCheckpoint, match=r"mmproj-text-f16.gguf: it is the vision part of a model, images are not"):
         read_gguf(folder / "mmproj-text-f16.gguf")
-    begun: list[str] = []
+    heard = Recorded()
     assert gguf_file(folder) == folder / "text.gguf"
-    GgufCheckpoint(folder / "text.gguf", ALL_KEPT).unpacked(begun.append, None)
-    assert begun == ["Unpack text.gguf without mmproj-text-f16.gguf: images are not supported"]
+    GgufCheckpoint(folder / "text.gguf", ALL_KEPT).unpacked(heard)
+    assert heard.titles == ["Unpack text.gguf without mmproj-text-f16.gguf: images are not supported"]
     assert gguf_file(tmp_path / "hf") is None
 
 
@@ -268,13 +270,13 @@ def test_a_file_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     write_gguf(tiny_checkpoint(tmp_path / "hf"), tmp_path / "model.gguf", "qwen3")
     assert gguf_file(tmp_path) == tmp_path / "model.gguf" == gguf_file(tmp_path / "model.gguf")
     assert gguf_file(tmp_path / "hf") is None
-    begun: list[str] = []
-    first = GgufCheckpoint(tmp_path / "model.gguf", ALL_KEPT).unpacked(begun.append, None)
-    assert GgufCheckpoint(tmp_path / "model.gguf", ALL_KEPT).unpacked(begun.append, None) == first
-    assert begun == ["Unpack model.gguf"]
+    heard = Recorded()
+    first = GgufCheckpoint(tmp_path / "model.gguf", ALL_KEPT).unpacked(heard)
+    assert GgufCheckpoint(tmp_path / "model.gguf", ALL_KEPT).unpacked(heard) == first
+    assert heard.titles == ["Unpack model.gguf"]
     os.utime(tmp_path / "model.gguf", ns=(0, 1))  # replaced by a file of the same size
-    assert GgufCheckpoint(tmp_path / "model.gguf", ALL_KEPT).unpacked(begun.append, None) != first
-    assert begun == ["Unpack model.gguf"] * 2
+    assert GgufCheckpoint(tmp_path / "model.gguf", ALL_KEPT).unpacked(heard) != first
+    assert heard.titles == ["Unpack model.gguf"] * 2
 
 
 def test_a_file_is_a_model_name_and_speculation_changes_no_text(

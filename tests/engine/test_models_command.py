@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def add(cache: Path, name: str, *, kind: str = "bundles", size: int = 1000, built: int = 0) -> Path:
     place = cache / kind / name
-    with sole_builder(place, None), staged(place) as folder:
+    with sole_builder(place, print), staged(place) as folder:
         (folder / "weights").write_bytes(bytes(size))
     os.utime(place, (built, built))
     (cache / kind / f"{name}.toml").touch()

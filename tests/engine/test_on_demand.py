@@ -14,6 +14,7 @@ import pytest
 
 from tandemrt import LLM, SamplingParams
 from tandemrt.engines.contract.operators import SCHEMAS
+from tandemrt.engines.options.build_listener import SILENT
 from tandemrt.engines.options.build_options import NO_CHOICES, BuildOptions
 from tandemrt.engines.recipe.backends import CPU, CUDA
 from tandemrt.engines.recipe.recipe import Recipe
@@ -34,12 +35,14 @@ BUILDER = """
 import sys, time
 from pathlib import Path
 from tandemrt.engines.options.build_options import NO_CHOICES
-from tandemrt.export.bundle.find_or_build import find_or_build
-def begin(title):
+from tandemrt.export.cli.console_build import find_or_build
+from tandemrt.export.cli.progress import ConsoleListener
+def begin(listener, title):
     print(title, flush=True)
     while not title.startswith("Wait") and not Path(sys.argv[2]).exists():
         time.sleep(0.01)
-print(find_or_build(sys.argv[1], NO_CHOICES, begin=begin, on_recipe=lambda file: None, on_note=lambda note: None))
+ConsoleListener.begin = begin
+print(find_or_build(sys.argv[1], NO_CHOICES))
 """
 PARAMS = SamplingParams(max_tokens=8, seed=1)
 # Runs the command line, then prints the libraries that only a build needs.
@@ -138,8 +141,8 @@ def test_a_recipe_names_a_relative_checkpoint_and_draft_so_that_it_finds_them(
     shutil.copytree(checkpoint, home / "small")
     write_gguf(checkpoint, home / "tiny.gguf", "qwen3")
     monkeypatch.chdir(home)
-    source = CheckpointSource.find(name, BuildOptions(draft=draft), begin=print)
-    file = write_default_recipe(source, print, None)
+    source = CheckpointSource.find(name, BuildOptions(draft=draft), SILENT)
+    file = write_default_recipe(source, SILENT)
     monkeypatch.chdir(tmp_path)
     recipe = Recipe.load(file)
     assert recipe.target.checkpoint == (home / name).resolve()
@@ -154,8 +157,8 @@ def test_a_gguf_file_that_changed_is_another_model_in_a_recipe_and_as_a_draft(ch
     for modified_ns in (0, 10**9):
         file.write_bytes(b"GGUF")
         os.utime(file, ns=(modified_ns, modified_ns))
-        places |= {sources.find_source(str(recipe), NO_CHOICES, begin=print, progress=None).folder}
-        places |= {CheckpointSource.find(str(checkpoint), options, begin=print).folder}
+        places |= {sources.find_source(str(recipe), NO_CHOICES, SILENT).folder}
+        places |= {CheckpointSource.find(str(checkpoint), options, SILENT).folder}
     assert len(places) == 4
 
 
@@ -314,9 +317,9 @@ def test_a_gguf_file_gets_8_bits_whatever_the_types_of_its_weights(checkpoint: P
     lengths = set()
     for kind, kinds in (("Q5_0", {}), ("Q5_0", {"model.layers.0.mlp.up_proj.weight": "Q8_0"}), ("Q4_0", {})):
         write_gguf(checkpoint, file, "qwen3", kind, kinds=kinds)
-        source = CheckpointSource.find(str(tmp_path / name), BuildOptions(), begin=print)
+        source = CheckpointSource.find(str(tmp_path / name), BuildOptions(), SILENT)
         small = replace(source, machine=Machine(CPU, 10**7))
-        recipe = Recipe.load(write_default_recipe(small, print, None))
+        recipe = Recipe.load(write_default_recipe(small, SILENT))
         assert recipe.target.dtype == "int8"
         lengths.add(recipe.limits.length)
     assert len(lengths) == 1, "weights that stay packed and weights that are rounded count alike"

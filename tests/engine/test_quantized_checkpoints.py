@@ -21,6 +21,7 @@ from tandemrt.export.read.checkpoint import Checkpoint, read_header
 from tandemrt.export.read.quantization.config import METHODS, read_quantization
 from tests.engine import quantized
 from tests.engine.decoding import VOCAB, Decoder, edit_config, expected_logits
+from tests.listeners import Recorded
 from tests.makers import tiny_checkpoint, write_recipe
 
 TOKENS = torch.randint(0, VOCAB, (30,), generator=torch.Generator().manual_seed(0)).tolist()
@@ -369,10 +370,10 @@ def test_a_draft_stored_in_8_bits_is_rounded_to_the_4_that_its_recipe_asks_for(t
     model = tiny_checkpoint(tmp_path / "model", layers=1, seed=1)
     quantized.rewrite(model, case.config, case.store)
     recipe = write_recipe(tmp_path / "r.toml", target=model, draft=model, dtype="int4")
-    titles: list[str] = []
-    notes = build(Recipe.load(recipe), tmp_path / "out", progress=titles.append).notes
-    assert "Pack the target's weights" in titles
-    assert "Quantize the weights of draft to int4" in titles
+    heard = Recorded()
+    notes = build(Recipe.load(recipe), tmp_path / "out", listener=heard).notes
+    assert "Pack the target's weights" in heard.titles
+    assert "Quantize the weights of draft to int4" in heard.titles
     assert [note.startswith(("target: 7 quantized", "target: int4 changed", "draft: int4")) for note in notes] == [
         True
     ] * 3

@@ -19,6 +19,7 @@ from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.build import build
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.hub import resolve_checkpoints
+from tests.listeners import Recorded
 from tests.makers import tiny_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -106,22 +107,21 @@ def recipe(folder: Path, checkpoint: str, draft: str = 'kind = "none"') -> Recip
 
 
 def test_a_hub_name_is_fetched_built_and_found_again_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun: list[str] = []
-    progress: list[tuple[str, int, int]] = []
+    heard = Recorded()
     asked = recipe(tmp_path / "recipes", "someone/tiny")
-    resolved = resolve_checkpoints(asked, begun.append, lambda *what: progress.append(what))
-    assert begun == ["Fetch someone/tiny from the Hugging Face hub"]
-    assert progress
-    assert progress[-1][1] <= progress[-1][2]
+    resolved = resolve_checkpoints(asked, heard)
+    assert heard.titles == ["Fetch someone/tiny from the Hugging Face hub"]
+    assert heard.details
+    assert heard.details[-1][1] <= heard.details[-1][2]
     names = {path.name for path in resolved.target.checkpoint.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     assert not {"README.md", "original", "onnx"} & names
     assert (resolved.target.checkpoint / "additional_chat_templates" / "rag.jinja").is_file()
 
     monkeypatch.setattr(hub, "ENDPOINT", "http://127.0.0.1:9")
-    begun.clear()
-    report = build(asked, tmp_path / "bundle", progress=begun.append)
-    assert not any("Fetch" in step for step in begun)
+    heard.titles.clear()
+    report = build(asked, tmp_path / "bundle", listener=heard)
+    assert not any("Fetch" in step for step in heard.titles)
     assert report.manifest.files
     assert resolve_checkpoints(recipe(tmp_path / "others", "someone/tiny@main")).target == resolved.target
 

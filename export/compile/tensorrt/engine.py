@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from tandemrt.engines.contract.contract import Contract
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.engines.recipe.tensorrt import TensorRt, TensorRtRtx
 from tandemrt.engines.validation.errors import BackendUnavailable, BadRecipe
-from tandemrt.export.compile.backends import Progress
 from tandemrt.export.compile.tensorrt import inspect as inspector
 from tandemrt.export.compile.tensorrt.config import configure, gpu, load_timings, save_timings, timing_cache_file
 from tandemrt.export.compile.tensorrt.listeners import progress_monitor

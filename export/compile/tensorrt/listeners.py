@@ -5,7 +5,7 @@ The class is made inside a function, because its base class exists only where Te
 
 from typing import Any
 
-from tandemrt.export.compile.backends import Progress
+from tandemrt.engines.options.build_listener import Progress
 
 
 def progress_monitor(trt: Any, progress: Progress) -> Any:

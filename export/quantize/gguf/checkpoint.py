@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from tandemrt.engines.options.build_listener import Progress
 from tandemrt.engines.validation.errors import BackendUnavailable, BadCheckpoint, clipped, quoted
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.export.graph.low_bit_format import numpy_dtype
@@ -17,7 +18,7 @@ from tandemrt.export.quantize.gguf.latent import joined_keys_and_values
 from tandemrt.export.quantize.gguf.special_tokens import special_tokens
 from tandemrt.export.quantize.gguf.split import parts_of
 from tandemrt.export.quantize.gguf.tokenizer import write_tokenizer
-from tandemrt.export.quantize.writer import Entry, Progress, write_safetensors
+from tandemrt.export.quantize.writer import Entry, write_safetensors
 from tandemrt.export.read.checkpoint import GGUF_INDEX, StoredTensor, gguf_index_entry
 from tandemrt.export.read.quantization.gguf import GGUF_TYPES, gguf_section
 from tandemrt.export.read.tokenizer import missing_chat_template

@@ -11,6 +11,7 @@ from typing import Any
 from tandemrt.engines.bundle.bundle import Bundle
 from tandemrt.engines.contract.calls import longest_chunk
 from tandemrt.engines.contract.dtypes import BYTES
+from tandemrt.engines.options.build_listener import BuildListener
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.export.read.checkpoint import read_header
@@ -142,7 +143,7 @@ def make_bundle(
         _require_recipe(bundle, recipe, text)
         return bundle
     recipe.write_text(text)
-    return Bundle.open(build(Recipe.load(recipe), folder / name, progress=_say).folder)
+    return Bundle.open(build(Recipe.load(recipe), folder / name, listener=_Steps()).folder)
 
 
 def floor_ms(bundle: Bundle, rows: int, context: float, tokens: int) -> float:
@@ -217,5 +218,6 @@ def _dtype(device: str) -> Dtype:
     return Dtype.BFLOAT16 if device.startswith("cuda") else Dtype.FLOAT32
 
 
-def _say(title: str) -> None:
-    print(f"  {title}", flush=True)
+class _Steps(BuildListener):
+    def begin(self, title: str) -> None:
+        print(f"  {title}", flush=True)
