@@ -78,6 +78,11 @@ class Model:
         return self.dtype in BITS or (quantization is not None and (quantization.is_packed or self.rewrites_float8))
 
     @property
+    def rounds_again(self) -> bool:
+        """Whether weights stored in more bits than the dtype are rounded to it: a draft's, which no text shows."""
+        return self.role == "draft" and self.on_cpu
+
+    @property
     def blocks_become_channels(self) -> bool:
         """Whether group scales must be converted to scales per output, because the matmuls do not support them."""
         quantization = self.quantization

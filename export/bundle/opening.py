@@ -15,6 +15,7 @@ from tandemrt.export.graph.lowering import supported_lowering
 from tandemrt.export.model.scaled_matmul import STEP
 from tandemrt.export.model.scaled_matmul import unsupported as unsupported_quantization
 from tandemrt.export.model.support import unsupported
+from tandemrt.export.quantize.stored_weights import require_stored
 from tandemrt.export.read.quantization.scheme import Quantization
 from tandemrt.export.read.shard import require_splittable
 from tandemrt.export.read.tensors import with_graph_names
@@ -63,6 +64,9 @@ def _require_vocab(recipe: Recipe, vocab: int | None, most: int) -> None:
 def _open(role: EngineName, recipe: Recipe) -> Model:
     model = Model.open(role, recipe)
     require_support(model, recipe)
+    if (stored := model.stored_quantization) is not None:
+        keeps = not (model.dequantize or model.rounds_again)
+        require_stored(with_graph_names(model.source, model.spec), stored, keeps=keeps)
     if recipe.ranks > 1 and role == "target":
         names = with_graph_names(model.checkpoint, model.spec)
         float8 = model.quantization is not None and model.quantization.has_float8

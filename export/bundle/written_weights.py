@@ -84,10 +84,9 @@ class WeightsWriter:
         """Quantize the weights to the recipe's dtype, or repack those that come quantized."""
         quantization, rounded = model.quantization, model.dtype in BITS
         bits = BITS.get(model.dtype)
-        rounds_again = model.role == "draft" and model.on_cpu  # no text shows it
         schemes = [] if quantization is None else [scheme for _, scheme in quantization.rules if scheme.packed]
         keeps = any(  # most values; the bits of a format are the same for any number of inputs
-            not (rounds_again and is_rounded_again(packed_format(scheme, GROUP_SIZE, on_gpu=False), bits))
+            not (model.rounds_again and is_rounded_again(packed_format(scheme, GROUP_SIZE, on_gpu=False), bits))
             for scheme in schemes
         )
         title = f"Quantize the weights of {model.role} to {model.dtype}"
@@ -100,7 +99,7 @@ class WeightsWriter:
                 self.progress,
                 tiles=model.tiles,
                 interleaved=model.interleaved,
-                rounds_again=rounds_again,
+                rounds_again=model.rounds_again,
             )
         in_bits = {name.rpartition(".")[0].rpartition(".")[2] for name in written.checkpoint.tensors}
         if model.on_cpu_in_float32 and not model.interleaved and in_bits & {"int4", "int8"}:

@@ -15,8 +15,8 @@ from tandemrt.export.quantize.stored_integers import integer_format, integer_sha
 from tandemrt.export.quantize.table4 import TENSORS as TABLE4_TENSORS
 from tandemrt.export.quantize.table4 import read_table4, table4_shape
 from tandemrt.export.quantize.typed_tensors import FLOATS, find, typed
-from tandemrt.export.read.checkpoint import StoredTensor
-from tandemrt.export.read.quantization.scheme import BITS, Scheme
+from tandemrt.export.read.checkpoint import Checkpoint, StoredTensor
+from tandemrt.export.read.quantization.scheme import BITS, Quantization, Scheme
 from tandemrt.export.read.values import read_values, require_scales
 
 _GLOBAL = {"compressed-tensors": "weight_global_scale", "modelopt": "weight_scale_2"}  # NVFP4's scale of a tensor
@@ -52,6 +52,25 @@ def tensor_names(module: str, scheme: Scheme) -> tuple[str, ...]:
 
 
 _INPUTS = ("input_scale", "input_zero_point")  # of inputs that a build leaves unquantized
+
+
+def require_stored(checkpoint: Checkpoint, quantization: Quantization, *, keeps: bool) -> None:
+    """Raise BadCheckpoint, by name, if packed weights contradict the config, before a build writes anything.
+
+    ``checkpoint`` has the graph's tensor names (with_graph_names). The sizes of all weights are compared, and the
+    smallest weight of each scheme is read. ``keeps``: the build keeps the integers, which must be in groups in their
+    order. Weights of a GGUF file are not compared: their config was written with them.
+    """
+    smallest: dict[Scheme, tuple[int, str]] = {}
+    for module in sorted({name.rpartition(".")[0] for name in checkpoint.tensors}):
+        scheme = quantization.scheme(*checkpoint.names_of(module))
+        if scheme is None or not scheme.packed or scheme.layout == "gguf":
+            continue
+        if is_quantized(module, checkpoint.tensors, scheme):
+            rows, inner = shape_of(module, checkpoint.tensors, scheme)
+            smallest[scheme] = min(smallest.get(scheme, (rows * inner, module)), (rows * inner, module))
+    for scheme, (_, module) in smallest.items():
+        (read_low_bit if keeps else read_matrix)(module, checkpoint.tensors, scheme)
 
 
 def packed_format(scheme: Scheme, inner: int, *, on_gpu: bool) -> LowBitFormat:

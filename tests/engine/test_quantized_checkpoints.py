@@ -330,6 +330,24 @@ def test_another_packing_order_is_rejected_by_its_shape(tmp_path):
         quantized.packed(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"bits": 4}, r"k_proj\.g_idx' should be int32\[64\] by its quantization_config, it is int32\[32\]"),
+        ({"group_size": 64}, "inputs that are a multiple of its group size, 64"),
+        ({"sym": True}, "qzeros should all be 128 where sym is true"),
+    ],
+)
+def test_a_config_that_contradicts_packed_weights_is_rejected_before_anything_is_written(tmp_path, field, message):
+    case, model = OTHERS["gptq, 8 bits, zero points"], tiny_checkpoint(tmp_path / "model", layers=1)
+    quantized.rewrite(model, case.config, case.store)
+    edit_config(model, quantization_config=case.config | field)
+    heard = Recorded()
+    with pytest.raises(BadCheckpoint, match=message):
+        build(Recipe.load(write_recipe(tmp_path / "r.toml", target=model)), tmp_path / "out", listener=heard)
+    assert heard.titles == ["Read the checkpoints"]
+
+
 def test_reordered_columns_are_rejected(tmp_path):
     INT4["gptq"].write(tmp_path)
     order = torch.arange(256, dtype=torch.int32) // 64
