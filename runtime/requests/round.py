@@ -81,11 +81,17 @@ class Round:
 
     @property
     def needs_drafter(self) -> bool:
-        """Whether the drafter has to propose: no, if all rows copy or have fast-forward tokens for the whole window."""
+        """Whether the drafter has to propose.
+
+        It has not, if all rows copy, have fast-forward tokens for the whole window, or are undrafted.
+        """
         if not self.window or not self.num_proposed or self.only_fast_forward:
             return False
-        return not self.copied or any(
-            slot not in self.copied and len(self.fast_forward.get(slot, ())) < self.max_drafted(running)
+        if not self.copied and not self.undrafted:
+            return True
+        without = self.copied.keys() | self.undrafted
+        return any(
+            slot not in without and len(self.fast_forward.get(slot, ())) < self.max_drafted(running)
             for slot, running in self.rows.items()
         )
 

@@ -244,6 +244,26 @@ def test_drafts_are_of_use_to_requests_that_may_verify_some(
     assert replace(round_, undrafted=frozenset(undrafted), may_copy=copies).can_use_drafts() == used
 
 
+@pytest.mark.parametrize(
+    ("undrafted", "copied", "needed"),
+    [
+        ([], [], True),
+        ([], [1], True),
+        ([], [0, 1], False),
+        ([1], [], True),
+        ([1], [1], True),
+        ([1], [0], False),
+        ([0, 1], [], False),
+    ],
+)
+def test_the_drafter_is_needed_for_a_request_without_copies_whose_prompt_it_has_read(
+    undrafted: list[int], copied: list[int], needed: bool
+) -> None:
+    round_ = plan_round(filled(1, 1), DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
+    drafts = {slot: [7] * WINDOW for slot in copied}
+    assert replace(round_, undrafted=frozenset(undrafted), copied=drafts).needs_drafter == needed
+
+
 def test_fast_forward_tokens_are_of_use_before_the_drafter_has_read_the_prompt() -> None:
     slots = filled(1)
     next(iter(slots)).replay.start([1, 2, 3])
