@@ -250,11 +250,6 @@ struct PlacedStep {
     __device__ int index(int other) const { return other == step ? place : -1; }
 };
 
-// Whether few rows have a kernel of their own. Heads of 64 values have too little work for several warps; of other
-// sizes they were not measured.
-template <int D>
-constexpr bool HAS_FEW = D == 128;
-
 // Warps that share a row tile where no row is in the others. Blocks of compute capability 8.6, 8.9 and 12.0 have no
 // shared memory for scores beside that of keys and values.
 #if __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200
@@ -265,25 +260,32 @@ template <int TILES>
 constexpr int FEW_HELPERS = 1;
 #endif
 
+// Whether the code of few rows is smaller. Before compute capability 9.0 registers would not suffice.
+#if __CUDA_ARCH__ >= 900
+constexpr bool FEW_IN_LESS_CODE = true;
+#else
+constexpr bool FEW_IN_LESS_CODE = false;
+#endif
+
 // As attend of attention_block.cuh, for windows. `splits` is 1, 2 or FIXED_CLASSES. May be launched early (early.cuh).
-// FEW: in less code, for rows that are all in the first 16 of one tile, so that the warps may help each other.
+// FEW: for rows that are all in the first 16 of one tile, so that the warps may help each other.
 template <class T, int D, int TILES, bool FEW>
 __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool append, typename T::Element* mixed,
                              Parts parts) {
     constexpr int HELPERS = FEW ? FEW_HELPERS<TILES> : 1;
+    constexpr bool SMALL = FEW && FEW_IN_LESS_CODE;
     constexpr int ROWS = 16 * TILES, SPAN = KEYS * TILES / WARPS, STAGE = 2 * KEYS * WIDTH<T, D>;
     constexpr int V = D / VALUE_PARTS<D>, C = HELPER_COLUMNS<T, D, V, HELPERS>;
     extern __shared__ __align__(1024) unsigned char memory[];
     u16* stages = reinterpret_cast<u16*>(memory);
-    ProjectedQueries<T, D, FEW> queries;
+    ProjectedQueries<T, D, SMALL> queries;
 
     int row = at.row, tile = at.index, split = blockIdx.x % splits;
     int kv_head = blockIdx.y, group = x.heads / x.kv_heads;
     int lines = min(ROWS, x.query * group - tile * ROWS);
     auto [warp, value_part] = Worker<D>();
     int own_tile = HELPERS > 1 ? 0 : warp % TILES, packed = tile * ROWS + own_tile * 16;
-    // A tile of 32 rows has more than 16 where those have a kernel of their own, but for the last of several tiles.
-    bool works = (!FEW && HAS_FEW<D> && TILES == 2) || own_tile * 16 < lines;
+    bool works = own_tile * 16 < lines;
     Helper<HELPERS> helper;
     if constexpr (HELPERS > 1) {
         __shared__ float scores[VALUE_PARTS<D> * WARPS / HELPERS][16 * (SPAN + 8)];
@@ -306,7 +308,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     int block = fetched.there() ? table[fetched.step * KEYS / x.block_size] : 0;
     auto fetch_step = [&](int i) {
         if (fetched.there()) {
-            fetch<T, D, FIXED_WARPS<D>, FEW>(x, stages + i % STAGES * STAGE, range, fetched.step, block, kv_head);
+            fetch<T, D, FIXED_WARPS<D>, SMALL>(x, stages + i % STAGES * STAGE, range, fetched.step, block, kv_head);
             fetched.next();
             if (fetched.there()) block = table[fetched.step * KEYS / x.block_size];
         }
@@ -317,7 +319,7 @@ __device__ void attend_fixed(const Operands<T>& x, Tile at, int splits, bool app
     wait_for_previous();  // which may still write the projection; keys that are stored come from earlier kernels
     u32 q[D / 16][4];
     queries.load(q, x, row, kv_head, packed);
-    NewTokens<T, D, FIXED_WARPS<D>, FEW> fresh;
+    NewTokens<T, D, FIXED_WARPS<D>, SMALL> fresh;
     if (append) fresh.load(x, 0, start, row, kv_head);
     queries.prepare(q, x, packed, start);
 
