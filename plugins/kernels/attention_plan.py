@@ -64,7 +64,7 @@ class Plan:
     blocks share the keys of a tile: as one cluster if ``clustered``, else through the workspace. ``appends``: the same
     launch writes the new keys and values. ``cached``: bytes of a cache element. ``fixed``: the order of a row's sum
     depends on positions alone, and not on ``splits``. ``few``: a fixed plan of at most 16 rows, which has a kernel of
-    its own.
+    its own; where there are clusters it needs ``clustered`` if keys are split.
     """
 
     batch: int
@@ -121,6 +121,8 @@ class Plan:
 
         The row tile is the same in all of these calls, and the order of a sum is fixed. Otherwise as ``of``.
         """
+        if query > largest_query:
+            raise ValueError(f"query: 1 to {largest_query} tokens per row are needed, got {query}")
         group = heads // kv_heads
         rows = next((rows for rows in _ROWS if largest_query * group <= rows), _ROWS[-1])
         tiles = -(-query * group // rows)

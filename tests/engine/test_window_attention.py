@@ -304,6 +304,12 @@ def test_few_rows_of_a_batch_invariant_plan_share_the_processors():
     assert [plan.splits for plan in plans] == [4, 4, 2, 2, 1, 1]
 
 
+def test_a_batch_invariant_plan_has_no_larger_call_than_the_largest():
+    sizes = {"largest_query": 4, "heads": 32, "kv_heads": 8, "head_dim": 128, "sm_count": PROCESSORS, "clusters": True}
+    with pytest.raises(ValueError, match=r"query: 1 to 4 tokens per row are needed, got 5"):
+        Plan.batch_invariant(batch=1, query=5, **sizes)
+
+
 def test_a_batch_invariant_call_takes_no_other_cut():
     tensors = {n: v if v is None else torch.from_numpy(v) for n, v in case([70, 3], 3, dtype=np.float16).items()}
     context = Context(torch.device("cpu"), Path(), sizes={"batch": 2, "window+1": 3}, batch_invariant=True)
