@@ -65,12 +65,12 @@ class Committer:
         round_ = verified.round
         tokens = self._buffers.tokens.host_view(round_.batch, round_.window + 1).numpy()
         counts = self._buffers.count.host_view(round_.batch).numpy()
-        lengthened = self._lengthen(verified, tokens, counts)
+        window = round_.num_proposed if round_.needs_drafter else 0
+        lengthened = self._lengthen(verified, tokens, counts, window)
         num_accepted = sum(max(0, accepted) for _, accepted, _ in self._undelivered)
         if len(lengthened) < len(round_.rows):
             num_accepted += self._commit_alone(verified, tokens, counts, lengthened)
         if round_.adaptive and round_.rows and not round_.copied:
-            window = round_.num_proposed if round_.needs_drafter else 0
             accepted = num_accepted / len(round_.rows)
             self._draft_windows.observe_round(round_.batch, window, accepted, missed=round_.missed)
 
@@ -151,13 +151,16 @@ class Committer:
         except BaseException:
             log.exception("a request ended (%s), but an error occurred meanwhile", request.finish_reason)
 
-    def _lengthen(self, verified: VerifiedRound, tokens: Ints, counts: Ints) -> set[int]:
-        """Commit the rows that only lengthen their texts, up to what ``deliver`` does; return their slots."""
+    def _lengthen(self, verified: VerifiedRound, tokens: Ints, counts: Ints, window: int) -> set[int]:
+        """Commit the rows that only lengthen their texts, up to what ``deliver`` does; return their slots.
+
+        ``window``: tokens per row that the drafter proposed.
+        """
         round_, steady = verified.round, self._steady
         at = steady.lengthened(round_, tokens, counts)
         slots, emitted = at.tolist(), counts[at]
         # A row whose prompt has just ended (Round.undrafted) is not steady yet.
-        most = np.minimum(steady.most_drafts(round_, at), 0 if round_.only_fast_forward else round_.num_proposed)
+        most = np.minimum(steady.most_drafts(round_, at), window)
         from_drafter = np.array([verified.num_from_drafter.get(slot, _REPLACED) for slot in slots], np.int64)
         accepted = np.minimum(np.minimum(emitted - 1, most), from_drafter).tolist()
         steady.append(at, emitted)

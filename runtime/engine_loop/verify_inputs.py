@@ -209,7 +209,9 @@ class VerifyInputWriter:
         self._metrics.drafted += proposed
         self._metrics.evaluated += len(tokens)
         self._metrics.constraint_rejected_drafts += proposed - len(tokens)
-        self._metrics.fast_forward_drafts += len(tokens) - (0 if round_.only_fast_forward else kept)
+        from_text = running.slot in round_.copied or not round_.needs_drafter  # not of the drafter
+        fast_forward = len(round_.fast_forward.get(running.slot, ())) if from_text else 0
+        self._metrics.fast_forward_drafts += len(tokens) - max(0, kept - fast_forward)
         return DraftToVerify(tokens, kept, filled.fast_forward)
 
     def _upload(self, batch: int) -> None:

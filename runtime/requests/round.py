@@ -79,11 +79,12 @@ class Round:
         """The drafts by slot that need no drafter."""
         return {**self.fast_forward, **self.copied}
 
-    @property
+    @cached_property
     def needs_drafter(self) -> bool:
         """Whether the drafter has to propose.
 
-        It has not, if all rows copy, have fast-forward tokens for the whole window, or are undrafted.
+        It has not, if all rows copy, have fast-forward tokens for the whole window, or are undrafted. The answer must
+        not change while the round is committed, which lengthens its texts.
         """
         if not self.window or not self.num_proposed or self.only_fast_forward:
             return False
@@ -125,7 +126,7 @@ class Round:
         most = min(self.num_proposed, self.max_drafted(running))
         fast_forward = len(self.fast_forward.get(running.slot, ()))
         replaced = running.request.rule is Rule.REJECTION and fast_forward >= most
-        return 0 if self.only_fast_forward or running.slot in self.undrafted or replaced else most
+        return 0 if not self.needs_drafter or running.slot in self.undrafted or replaced else most
 
     def max_fast_forward(self, running: RunningRequest) -> int:
         """Return the length of the draft window up to which mask rows may add fast-forward tokens for ``running``.

@@ -118,6 +118,19 @@ def test_fast_forward_tokens_do_not_count_as_acceptance_of_the_draft(
     assert sum(accepted for accepted, _ in counts) == 0
 
 
+@pytest.mark.parametrize("bundle", ["model", "ngram"], indirect=True)
+def test_fast_forward_tokens_are_counted_beside_a_request_that_copies(bundle: Path) -> None:
+    """Then no drafter runs, and a copy may begin with fast-forward tokens."""
+    asked = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 60}
+    copying = SamplingParams(**asked, logit_bias={70: 60, 71: 60})
+    forced = SamplingParams(structured_outputs={"choice": ["one text and no other"]}, temperature=0.0, max_tokens=40)
+    with LLM(bundle, threads=1, lookup=True) as llm:
+        llm.generate("<think></think>", forced)
+        alone = llm.metrics.fast_forward_drafts
+        llm.generate([[70, 71] * 10, "<think></think>"], [copying, forced])
+        assert llm.metrics.fast_forward_drafts == 2 * alone > 20
+
+
 def test_under_the_rejection_rule_a_seed_has_one_text(tiny_bundle: Path, plain: Any) -> None:
     rejecting = [(prompt, params | {"rule": "rejection"}) for prompt, params in WORDY[:2]]
     first, second = (answered(tiny_bundle, rejecting) for _ in range(2))

@@ -264,6 +264,28 @@ def test_the_drafter_is_needed_for_a_request_without_copies_whose_prompt_it_has_
     assert replace(round_, undrafted=frozenset(undrafted), copied=drafts).needs_drafter == needed
 
 
+@pytest.mark.parametrize("beside", ["undrafted", "copied"])
+def test_the_drafter_proposed_nothing_where_it_was_needed_for_no_request(beside: str) -> None:
+    """A window of fast-forward tokens holds none of its tokens, beside a request for which it does not run either."""
+    slots = filled(1, 1)
+    forced, other = slots
+    round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
+    rest: dict[str, Any] = {"undrafted": frozenset({other.slot}), "copied": {other.slot: [7] * WINDOW}}
+    round_ = replace(round_, fast_forward={forced.slot: [5] * WINDOW}, **{beside: rest[beside]})
+    assert (round_.needs_drafter, round_.only_fast_forward) == (False, False)
+    assert round_.num_proposed_for(forced) == 0
+
+
+def test_a_commit_does_not_change_whether_the_drafter_was_needed() -> None:
+    """The last tokens of one request must not decide what is known of the drafts of another."""
+    slots = filled(1, 1, 1)
+    round_ = plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW), SLOTS)
+    round_ = replace(round_, fast_forward={0: [5] * WINDOW}, undrafted=frozenset({1}))
+    assert round_.needs_drafter
+    shorten(slots, [WINDOW + 1, WINDOW + 1, 0])
+    assert round_.num_proposed_for(round_.rows[0]) == WINDOW
+
+
 def test_fast_forward_tokens_are_of_use_before_the_drafter_has_read_the_prompt() -> None:
     slots = filled(1)
     next(iter(slots)).replay.start([1, 2, 3])
