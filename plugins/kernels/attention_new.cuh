@@ -8,6 +8,7 @@
 template <class T, int D, int LOADING = WARPS, bool SMALL = false>
 struct NewTokens {
     static constexpr int ALL = 2 * WARPS, EACH = ALL / LOADING;
+    static_assert(EACH <= 2);  // place chooses between a warp's first token and its last
 
     int first;
     Head<D> key[EACH], value[EACH], norm;
