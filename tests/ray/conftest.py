@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 
+from tandemrt.engines.user_cache import cache_folder
 from tests.conftest import ROOT
 from tests.openai.client import Served, events
 from tests.waiting import PATIENCE_S, eventually
@@ -113,6 +114,9 @@ def ray_environment() -> Iterator[dict[str, str]]:
     """Short names, because Ray puts sockets into the folder. The home folder gets Ray's token."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     own = {"RAY_TMPDIR": folder, "HOME": folder, "TANDEMRT_TEST": uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0"}
+    # A replica that compiled the kernels would not be ready within PATIENCE_S on a busy machine.
+    own["TANDEMRT_CACHE"] = str(cache_folder())
+    own["RAY_worker_niceness"] = "0"  # not Ray's 15, which other tests would starve
     own["RAY_OVERRIDE_RESOURCES"] = '{"CPU": 4}'  # replicas of an update or a batch, on any machine
     own["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'src'}"  # the tree of the tests, whichever tree is installed
     yield dict(os.environ) | own
