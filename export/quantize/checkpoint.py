@@ -99,33 +99,23 @@ def write_quantized(
         Weights(checkpoint, GraphBuilder("tied"), "float32").same(HEAD, EMBEDDING)
         tensors = {name: tensor for name, tensor in checkpoint.tensors.items() if name != HEAD}  # a copy
         checkpoint = replace(checkpoint, tensors=tensors)
-    modules = matmul_modules(checkpoint, spec)
-    return write_rounded(
-        checkpoint,
-        modules,
-        folder,
-        bits,
-        progress,
-        tiles=tiles,
-        interleaved=interleaved,
-        rounds_again=rounds_again,
-    )
+    modules = set(matmul_modules(checkpoint, spec))
+    matmuls = _matmuls(checkpoint, modules, bits, tiles, interleaved, rounds_again=rounds_again)
+    return _write(checkpoint, [*matmuls], folder, progress)
 
 
 def write_rounded(
-    checkpoint: Checkpoint,
-    modules: Iterable[str],
-    folder: Path,
-    bits: int | None,
-    progress: Progress | None = None,
-    *,
-    tiles: str | None = None,
-    interleaved: bool = False,
-    rounds_again: bool = False,
+    checkpoint: Checkpoint, modules: Iterable[str], folder: Path, bits: int, *, interleaved: bool
 ) -> QuantizedCheckpoint:
     """Do what ``write_quantized`` does, with the weights of ``modules`` as those that are rounded."""
-    order = place if tiles is None else place_on_gpu
-    unsorted = _matmuls(checkpoint, set(modules), bits, tiles, interleaved, rounds_again=rounds_again)
+    matmuls = _matmuls(checkpoint, set(modules), bits, None, interleaved, rounds_again=False)
+    return _write(checkpoint, [*matmuls], folder, None)
+
+
+def _write(
+    checkpoint: Checkpoint, unsorted: list[_Matmul], folder: Path, progress: Progress | None
+) -> QuantizedCheckpoint:
+    order = place_on_gpu if any(matmul.form.tiles for matmul in unsorted) else place
     matmuls = sorted(unsorted, key=lambda matmul: order(matmul.module))
     rounding = _Rounding(checkpoint)
     # A tied head that is rounded here is a copy of the embedding.
