@@ -35,7 +35,7 @@ from tests.eagle3 import Head
 from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, DSparkDrafts, Target, pard, two_known
 from tests.engine.drawn_requests import WAYS, Asked, requests, said
 from tests.engine.preempted import preempting
-from tests.engine.test_invisible import REQUESTS, output_of
+from tests.engine.test_invisible import REQUESTS, open_llm, output_of
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import VOCAB, tiny_checkpoint, write_recipe
 
@@ -91,7 +91,7 @@ class Built:
         options: Any = {"overlap": True, "cache_tokens": 448} if paged else {"draft_masks": True}
         options |= {"lookup": bool(lookup), "adaptive_draft_tokens": False}
         options |= {"synthetic_rule": True}  # for requests that ask for it
-        llm = self._opened.enter_context(LLM(self.bundle(cache_form), device="cpu", threads=1, **options))
+        llm = self._opened.enter_context(open_llm(self.bundle(cache_form), device="cpu", **options))
         if paged:
             llm._loop_thread.prepare(partial(capture, llm.loop))  # as a GPU does
             llm.generate([5], SamplingParams(max_tokens=2))  # a text of one token takes a slot as capturing left it

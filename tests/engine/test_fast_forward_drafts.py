@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tandemrt import LLM, SamplingParams
+from tandemrt import SamplingParams
 from tandemrt.engines.recipe.recipe import Recipe
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.device.buffers import Buffer
@@ -13,7 +13,7 @@ from tandemrt.runtime.engine_loop.verify_inputs import DraftsToVerify, DraftToVe
 from tandemrt.runtime.metrics.metrics import Metrics
 from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
-from tests.engine.test_invisible import REQUESTS, output_of
+from tests.engine.test_invisible import REQUESTS, open_llm, output_of
 from tests.makers import tiny_checkpoint, write_recipe
 
 KEYS = ("alpha", "beta", "gamma")
@@ -48,7 +48,7 @@ def bundle(request: pytest.FixtureRequest) -> Any:
 
 
 def answered(bundle: Path, requests: list[tuple[str, dict[str, Any]]] = ALL, **options: Any) -> tuple[Any, Metrics]:
-    with LLM(bundle, threads=1, **options) as llm:
+    with open_llm(bundle, **options) as llm:
         outputs = llm.generate([prompt for prompt, _ in requests], [SamplingParams(**params) for _, params in requests])
         return [output_of(output) for output in outputs], llm.metrics.copy()
 
@@ -90,7 +90,7 @@ def test_the_draft_is_skipped_when_fast_forward_tokens_fill_the_window(
 ) -> None:
     """A choice of one text: nothing but its end is anybody's to choose."""
     only = {"structured_outputs": {"choice": ["one text and no other"]}, "temperature": 1.0, "seed": 1}
-    with LLM(tiny_bundle, threads=1, num_draft_tokens=1) as llm:
+    with open_llm(tiny_bundle, num_draft_tokens=1) as llm:
         asked, propose = [], llm.loop.drafter.propose
         monkeypatch.setattr(llm.loop.drafter, "propose", lambda round_: asked.append(round_) or propose(round_))
         output = llm.generate("<think></think>", SamplingParams(**only, max_tokens=40))
@@ -104,7 +104,7 @@ def test_fast_forward_tokens_do_not_count_as_acceptance_of_the_draft(
     """A neighbour without a constraint keeps the drafter at work while every token of the other text is forced."""
     only = {"structured_outputs": {"choice": ["one text and no other"]}}
     requests = [("<think></think>", only), ("free", {"ignore_eos": True})]
-    with LLM(tiny_bundle, threads=1, adaptive_draft_tokens=True, draft_masks=False) as llm:
+    with open_llm(tiny_bundle, adaptive_draft_tokens=True, draft_masks=False) as llm:
         windows = llm.loop.draft_windows
         monkeypatch.setattr(windows, "choose", lambda *_args, **_kwargs: windows.largest)
         observed: list[tuple[RunningRequest, int, int]] = []
@@ -124,7 +124,7 @@ def test_fast_forward_tokens_are_counted_beside_a_request_that_copies(bundle: Pa
     asked = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 60}
     copying = SamplingParams(**asked, logit_bias={70: 60, 71: 60})
     forced = SamplingParams(structured_outputs={"choice": ["one text and no other"]}, temperature=0.0, max_tokens=40)
-    with LLM(bundle, threads=1, lookup=True) as llm:
+    with open_llm(bundle, lookup=True) as llm:
         llm.generate("<think></think>", forced)
         alone = llm.metrics.fast_forward_drafts
         llm.generate([[70, 71] * 10, "<think></think>"], [copying, forced])
@@ -146,7 +146,7 @@ def test_a_draft_that_a_row_allows_is_a_fast_forward_token_under_the_rejection_r
     """Its acceptance must not depend on which token was drafted. The neighbour keeps the drafter at work."""
     only = {"structured_outputs": {"choice": ["one text and no other"]}, "rule": rule, "max_tokens": 40}
     requests = [("<think></think>", only), ("free", {"ignore_eos": True, "max_tokens": 60})]
-    with LLM(tiny_bundle, threads=1, draft_masks=True, adaptive_draft_tokens=False) as llm:
+    with open_llm(tiny_bundle, draft_masks=True, adaptive_draft_tokens=False) as llm:
         written: list[DraftToVerify] = []
         write = llm.loop._verify_inputs.write
 
@@ -173,7 +173,7 @@ def test_the_draft_probabilities_of_fast_forward_tokens_are_zero_in_every_slot(
     requests = [("free", {"ignore_eos": True, "max_tokens": 60}), ("<think></think>", only)]
     expected: list[tuple[int, list[int]]] = []
     zeros: list[tuple[int, list[int]]] = []
-    with LLM(tiny_bundle, threads=1, draft_masks=True, adaptive_draft_tokens=False) as llm:
+    with open_llm(tiny_bundle, draft_masks=True, adaptive_draft_tokens=False) as llm:
         write, vocab = llm.loop._stages.write_inputs, llm.bundle.manifest.vocab
 
         def observe(round_: Round, draft_probs: Buffer | None) -> DraftsToVerify:
@@ -195,7 +195,7 @@ def test_the_draft_probabilities_of_fast_forward_tokens_are_zero_in_every_slot(
 def test_a_text_under_the_rejection_rule_does_not_depend_on_fast_forward_tokens_of_others(ngram_bundle: Path) -> None:
     """Where a reasoning block ends unforeseen, a request drafts no fast-forward tokens, whatever others draft."""
     drafting = SamplingParams(**ANSWERS, temperature=1.0, seed=1)
-    with LLM(ngram_bundle, threads=1, fast_forward_drafts=True) as llm:
+    with open_llm(ngram_bundle, fast_forward_drafts=True) as llm:
         [end] = llm.tokenize("</think>", add_special_tokens=False)
         for seed in range(8):
             params = SamplingParams(**ANSWERS, temperature=1.0, seed=seed, rule="rejection", logit_bias={end: 4.0})
@@ -210,7 +210,7 @@ def test_under_the_rejection_rule_no_window_of_others_adds_fast_forward_tokens(n
     asked = {"temperature": 1.0, "rule": "rejection", "ignore_eos": True, "max_tokens": 24}
     copying = SamplingParams(**asked, logit_bias={70: 60, 71: 60})
     forced = 0
-    with LLM(ngram_bundle, threads=1) as llm:
+    with open_llm(ngram_bundle) as llm:
         for seed in range(6):
             params = SamplingParams(**asked, seed=seed, thinking_token_budget=4, logit_bias={65: 8, 66: 8})
             prompt = "ab" * 6 + "<think>"
@@ -227,7 +227,7 @@ def test_under_the_rejection_rule_the_choice_to_copy_does_not_depend_on_rounds_t
     """The drafter runs for others where forced tokens fill a window; that says nothing about its own drafts."""
     asked = {"temperature": 1.0, "rule": "rejection", "ignore_eos": True, "max_tokens": 60}
     drafting, prompt = SamplingParams(**asked, seed=9), "ab" * 8
-    with LLM(tiny_bundle, threads=1, lookup=True, grammar_timeout_s=120.0, fill_timeout_s=10.0) as llm:
+    with open_llm(tiny_bundle, lookup=True, fill_timeout_s=10.0) as llm:
         for seed in (0, 4):
             structured = {"regex": "forced text that is long [ab]{30}"}
             params = SamplingParams(**asked, seed=seed, structured_outputs=structured)

@@ -86,7 +86,8 @@ def autoregressive(tiny_bundle: Path) -> list[tuple[list[int], str, str, str]]:
 
 
 def output_of(output: RequestOutput) -> tuple[list[int], str, str, str]:
-    return output.token_ids, output.reasoning, output.text, output.finish_reason
+    """What a request says, and how it ended: with which error, or for which reason."""
+    return output.token_ids, output.reasoning, output.text, output.error or output.finish_reason
 
 
 def check_reversed_and_one_by_one(

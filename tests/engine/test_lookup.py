@@ -25,7 +25,7 @@ from tests.engine.draft_kinds import KINDS, SIZES, Target
 from tests.engine.drawn_requests import WAYS, Asked, requests, said
 from tests.engine.test_drafts import SHARED, Built, Watched
 from tests.engine.test_fast_forward_drafts import ALL
-from tests.engine.test_invisible import REQUESTS, output_of
+from tests.engine.test_invisible import REQUESTS, open_llm, output_of
 from tests.engine.test_paged_rounds import PAGED
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.plain.tiny_language import surprise
@@ -132,7 +132,7 @@ def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> No
 def texts_without_drafts(model_bundles: dict[str, Path]) -> dict[str, list[Any]]:
     texts = {}
     for form, bundle in model_bundles.items():
-        with LLM(bundle, device="cpu", threads=1, num_draft_tokens=0) as llm:
+        with open_llm(bundle, device="cpu", num_draft_tokens=0) as llm:
             texts[form] = [output_of(output) for output in llm.generate(PROMPTS, PARAMS)]
     return texts
 
@@ -155,7 +155,7 @@ def test_copies_change_no_token_beside_a_draft_model(
 ) -> None:
     monkeypatch.setattr(host_costs, "_ROW", 0.0)  # copies are not cut
     copied = Counter[bool]()
-    with LLM(model_bundles[form], device="cpu", threads=1, lookup=True, **options) as llm, counted_copies(llm, copied):
+    with open_llm(model_bundles[form], device="cpu", lookup=True, **options) as llm, counted_copies(llm, copied):
         assert [output_of(output) for output in llm.generate(PROMPTS, PARAMS)] == texts_without_drafts[form]
     assert copied[True] > 20
     assert copied[False] > 20

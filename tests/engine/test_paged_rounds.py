@@ -16,7 +16,7 @@ from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.export.bundle.build import build
 from tandemrt.runtime.caches.kv_cache import BlockTable
 from tandemrt.runtime.requests.round import Round
-from tests.engine.test_invisible import REQUESTS, output_of, outputs
+from tests.engine.test_invisible import REQUESTS, open_llm, output_of, outputs
 from tests.makers import tiny_checkpoint, write_recipe
 from tests.waiting import PATIENCE_S, Clock, eventually
 
@@ -43,7 +43,7 @@ def autoregressive(bundles: dict[str, Path]) -> list[Any]:
 
 @pytest.fixture
 def llm(bundles: dict[str, Path]) -> Iterator[LLM]:
-    with LLM(bundles["paged"], device="cpu", threads=1) as opened:
+    with open_llm(bundles["paged"], device="cpu") as opened:
         yield opened
 
 
@@ -66,7 +66,7 @@ def test_a_paged_cache_gives_the_texts_of_a_linear_one(
 def test_requests_share_little_memory_and_change_no_token(
     bundles: dict[str, Path], autoregressive: list[Any], cache_tokens: int
 ) -> None:
-    with LLM(bundles["paged"], device="cpu", threads=1, cache_tokens=cache_tokens) as llm:
+    with open_llm(bundles["paged"], device="cpu", cache_tokens=cache_tokens) as llm:
         most = [0]
         step = llm.loop.target.score
 

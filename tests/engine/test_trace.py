@@ -13,7 +13,7 @@ import pytest
 from tandemrt import LLM, RequestOutput, SamplingParams
 from tandemrt.engines.validation.errors import BadRequest
 from tandemrt.runtime.metrics.metrics import PHASES
-from tests.engine.test_invisible import REQUESTS, output_of
+from tests.engine.test_invisible import REQUESTS, open_llm, output_of
 from tests.waiting import PATIENCE_S
 from tools.browser import BROWSER
 
@@ -33,7 +33,7 @@ document.title = "went=" + went + ";";
 
 
 def generate(bundle: Path, trace: Path | None, asked: list[Any] = ASKED, **options: Any) -> list[RequestOutput]:
-    with LLM(bundle, trace=trace, threads=1, **options) as llm:
+    with open_llm(bundle, trace=trace, **options) as llm:
         return llm.generate([prompt for prompt, _ in asked], [SamplingParams(**params) for _, params in asked])
 
 
