@@ -4,6 +4,8 @@ from typing import Literal
 
 from tandemrt.engines.parameters.sampling import StructuredOutputs
 from tandemrt.engines.validation.errors import BadRequest, quoted
+from tandemrt.engines.validation.extras import pip_install
+from tandemrt.runtime.grammars import xgrammar_library
 
 Engine = Literal["llguidance", "xgrammar"]
 
@@ -19,13 +21,20 @@ ENGINES: dict[str, tuple[Engine, ...]] = {
 
 
 def choose_engine(structured: StructuredOutputs) -> Engine:
-    """Return the engine of a structured output. Raises BadRequest if the named engine does not support its kind."""
+    """Return the engine of a structured output.
+
+    Raises BadRequest if the named engine does not support its kind, or if the engine is not installed.
+    """
     kind = structured.kind
-    if structured.engine is None:
-        return ENGINES[kind][0]
-    if structured.engine not in ENGINES[kind]:
+    engine = ENGINES[kind][0] if structured.engine is None else structured.engine
+    if engine not in ENGINES[kind]:
         raise BadRequest(
             f"structured_outputs.engine: must be {' or '.join(ENGINES[kind])} for {kind}, "
             f"got {quoted(structured.engine)}; leave it out"
         )
-    return structured.engine
+    if engine == "xgrammar" and not xgrammar_library.is_installed():
+        raise BadRequest(
+            f"structured_outputs.{kind}: needs xgrammar, which is not installed on this machine: "
+            f"{pip_install('xgrammar')}"
+        )
+    return engine

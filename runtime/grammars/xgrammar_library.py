@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from tandemrt.engines.validation.errors import BackendUnavailable
-from tandemrt.engines.validation.extras import pip_install
 
 _RAW = 0  # the vocabulary type whose tokens are plain bytes
 _loading = threading.Lock()
@@ -91,6 +90,13 @@ class NativeMatcher:
 
 
 @cache
+def is_installed() -> bool:
+    """Whether xgrammar is installed. This does not load it."""
+    with _loading:  # while it is loaded, the module's place has a package without a spec
+        return "xgrammar" in sys.modules or importlib.util.find_spec("xgrammar") is not None
+
+
+@cache
 def _library() -> Any:
     """Return the native module of xgrammar. Raises BackendUnavailable if it cannot be loaded."""
     with _loading:
@@ -99,12 +105,11 @@ def _library() -> Any:
 
             return _core
         spec = importlib.util.find_spec("xgrammar")
-        if spec is None or spec.submodule_search_locations is None:
-            raise BackendUnavailable(f"xgrammar is not installed; EBNF needs it: {pip_install('xgrammar')}")
+        assert spec is not None  # choose_engine has checked it
         # A temporary empty package "xgrammar" makes its submodules importable without its __init__. A later
         # `import xgrammar` loads the real package. torch is hidden, because the bindings import it if they can.
         package = ModuleType("xgrammar")
-        package.__path__ = list(spec.submodule_search_locations)
+        package.__path__ = list(spec.submodule_search_locations or ())
         sys.modules["xgrammar"] = package
         without = _Without("torch")
         sys.meta_path.insert(0, without)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tandemrt.engines.contract.vision import VisionEntry
-from tandemrt.engines.validation.errors import BackendUnavailable, BadRequest, clipped
+from tandemrt.engines.validation.errors import BadRequest, clipped
 from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.requests.image_tiles import cut
 from tandemrt.runtime.workers.sandbox.frames import WithBytes
@@ -126,11 +126,13 @@ def upright(image: "Image") -> "Image":
 
 
 def require_pillow() -> None:
-    """Raise BackendUnavailable unless Pillow is installed."""
+    """Raise BadRequest unless Pillow is installed."""
     try:
         import PIL  # noqa: F401
     except ImportError:
-        raise BackendUnavailable(f"images need Pillow, which is not installed; {pip_install('images')}") from None
+        raise BadRequest(
+            f"image: needs Pillow, which is not installed on this machine: {pip_install('images')}"
+        ) from None
 
 
 def load_decoders() -> None:

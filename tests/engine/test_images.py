@@ -8,6 +8,7 @@ import os
 import random
 import re
 import shutil
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -326,6 +327,12 @@ def test_a_file_that_is_no_good_image_is_refused(in_chunks: LLM, case: str) -> N
     for source in (data, data_url(data)):
         with pytest.raises(BadRequest, match=reason):
             in_chunks.chat([{"role": "user", "content": [{"type": "image", "image": source}]}], GREEDY)
+
+
+def test_an_image_is_refused_where_pillow_is_not_installed(in_chunks: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(BadRequest, match=r"image: needs Pillow, .*: pip install '\.\[images\]'"):
+        in_chunks.chat([{"role": "user", "content": [{"type": "image", "image": HUGE}]}], GREEDY)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 
 from tandemrt import SamplingParams, StreamOutput
 from tandemrt.engines.options.options import RuntimeOptions
+from tandemrt.runtime.grammars import xgrammar_library
 from tandemrt.runtime.requests.prompt import Chat
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tests.openai.client import EXAMPLES, Served, asking, endless, events
@@ -305,6 +306,18 @@ def test_metrics_without_the_key_are_an_option(demo_bundle: Path) -> None:
     with serving(demo_bundle, door, RuntimeOptions(threads=1)) as open_metrics:
         assert open_metrics.ask("/metrics")[0] == 200
         assert open_metrics.ask("/v1/models")[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("form", "kind"), [({"grammar": 'root ::= "a"'}, "grammar"), ({"choice": ["a"], "engine": "xgrammar"}, "choice")]
+)
+def test_a_grammar_of_an_extra_that_is_not_installed_is_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any], kind: str
+) -> None:
+    monkeypatch.setattr(xgrammar_library, "is_installed", lambda: False)
+    status, error = refused(served, "/v1/chat/completions", {**CHAT, "structured_outputs": form})
+    assert (status, error["param"]) == (400, f"structured_outputs.{kind}")
+    assert "needs xgrammar, which is not installed on this machine: pip install '.[xgrammar]'" in error["message"]
 
 
 def test_openais_client_raises_its_own_errors(client: openai.OpenAI) -> None:
