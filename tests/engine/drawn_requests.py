@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tandemrt import RequestOutput
+from tandemrt import LLM, RequestOutput, SamplingParams
 from tests.engine.test_invisible import LIKED, SCHEMA, TAGGED
 
 Asked = tuple[list[int], dict[str, Any]]  # a prompt, and parameters
@@ -69,6 +69,7 @@ def requests(known: Sequence[int]) -> st.SearchStrategy[list[Asked]]:
             "max_tokens": draw(st.sampled_from([5, 9, 20])),
             "n": draw(st.sampled_from([1, 1, 2])),
             "priority": draw(st.sampled_from([0, 0, -1])),
+            "rule": draw(st.sampled_from(["coupled", "coupled", "rejection"])),
         }
 
     return st.lists(drawn(), min_size=1, max_size=5)
@@ -83,6 +84,24 @@ WAYS: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     },
 )
 """How a request is drafted for, which must not show."""
+
+
+def check_each_alone(
+    llm: LLM, linear: LLM, requests: Sequence[Asked], drafting: Mapping[str, Any], *, exact: bool
+) -> None:
+    """Check that requests, sent together to ``llm`` with ``drafting`` (WAYS), say what each says alone.
+
+    Under the coupled rule that is what ``linear`` says without drafts, with equal logprobs if ``exact``. Under the
+    rejection rule a text depends on its own drafts, so ``llm`` says it.
+    """
+    params = [SamplingParams(**asked, **drafting) for _, asked in requests]
+    outputs = llm.generate([prompt for prompt, _ in requests], params)
+    for (prompt, asked), drafted, output in zip(requests, params, outputs, strict=True):
+        if drafted.rule == "rejection":
+            assert said(output) == said(llm.generate(prompt, drafted))
+        else:
+            alone = linear.generate(prompt, SamplingParams(**asked, num_draft_tokens=0))
+            assert said(output, exact=exact) == said(alone, exact=exact)
 
 
 def said(output: RequestOutput, *, exact: bool = True) -> list[Any]:

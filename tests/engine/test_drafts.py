@@ -33,7 +33,7 @@ from tandemrt.runtime.requests.round import Round
 from tests.conftest import shared_bundle
 from tests.eagle3 import Head
 from tests.engine.draft_kinds import EAGLE3, KINDS, MASK, SIZES, Drafts, DSparkDrafts, Target, pard, two_known
-from tests.engine.drawn_requests import WAYS, Asked, requests, said
+from tests.engine.drawn_requests import WAYS, check_each_alone, requests
 from tests.engine.preempted import preempting
 from tests.engine.test_invisible import REQUESTS, open_llm, output_of
 from tests.engine.test_paged_rounds import PAGED
@@ -361,26 +361,19 @@ def test_masked_drafts_are_tokens_that_the_grammar_allows(
     assert not drafted[0] | drafted[2] <= set(letters)
 
 
-def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> None:
-    """All of them together, and each by itself without speculation."""
-    prompts, params = [prompt for prompt, _ in asked], [each for _, each in asked]
-    outputs = built.llm(form).generate(prompts, [SamplingParams(**each, **way) for each in params])
-    for prompt, each, output in zip(prompts, params, outputs, strict=True):
-        alone = built.llm("linear").generate(prompt, SamplingParams(**each, num_draft_tokens=0))
-        assert said(output, exact=form == "linear") == said(alone, exact=form == "linear")
-
-
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_texts_equal_autoregressive_decoding_for_any_parameters(built: Built, data: st.DataObject) -> None:
-    hold(built, "linear", data.draw(requests(built.known)), data.draw(WAYS))
+def test_texts_equal_those_of_each_request_alone_for_any_parameters(built: Built, data: st.DataObject) -> None:
+    asked, way = data.draw(requests(built.known)), data.draw(WAYS)
+    check_each_alone(built.llm("linear"), built.llm("linear"), asked, way, exact=True)
 
 
 @settings(max_examples=3, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_texts_do_not_change_when_memory_is_short(built: Built, data: st.DataObject) -> None:
     """Always the same requests: over a paged cache sums have another order, so texts may part at a tie."""
-    hold(built, "paged", data.draw(requests(built.known)), data.draw(WAYS))
+    asked, way = data.draw(requests(built.known)), data.draw(WAYS)
+    check_each_alone(built.llm("paged"), built.llm("linear"), asked, way, exact=False)
 
 
 def test_a_preempted_request_continues_with_the_same_text(built: Built) -> None:

@@ -22,7 +22,7 @@ from tandemrt.runtime.llm import host_costs
 from tandemrt.runtime.requests.round import Round
 from tandemrt.runtime.requests.running import RunningRequest
 from tests.engine.draft_kinds import KINDS, SIZES, Target
-from tests.engine.drawn_requests import WAYS, Asked, requests, said
+from tests.engine.drawn_requests import WAYS, check_each_alone, requests
 from tests.engine.test_drafts import SHARED, Built, Watched
 from tests.engine.test_fast_forward_drafts import ALL
 from tests.engine.test_invisible import REQUESTS, open_llm, output_of
@@ -106,26 +106,18 @@ def test_copies_change_no_token_beside_any_head(built: Built, form: str) -> None
 
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_texts_equal_autoregressive_decoding_for_any_mixture(built: Built, data: st.DataObject) -> None:
+def test_texts_equal_those_of_each_request_alone_in_any_mixture(built: Built, data: st.DataObject) -> None:
     """Grammars with fast-forward tokens and masked drafts, budgets, filters, greedy and sampled in one batch."""
-    hold(built, FORMS[0], data.draw(requests(built.known)), data.draw(WAYS))
+    asked, way = data.draw(requests(built.known)), data.draw(WAYS)
+    check_each_alone(built.llm(FORMS[0]), built.llm("linear"), asked, way, exact=True)
 
 
 @settings(max_examples=2, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_texts_do_not_change_when_memory_is_short(built: Built, data: st.DataObject) -> None:
     """With overlap and preemption. Always the same requests: over a paged cache texts may part at a tie."""
-    hold(built, FORMS[1], data.draw(requests(built.known)), data.draw(WAYS))
-
-
-def hold(built: Built, form: str, asked: list[Asked], way: dict[str, Any]) -> None:
-    """All of them together, and each by itself without speculation."""
-    prompts, params = [prompt for prompt, _ in asked], [each for _, each in asked]
-    outputs = built.llm(form).generate(prompts, [SamplingParams(**each, **way) for each in params])
-    for prompt, each, output in zip(prompts, params, outputs, strict=True):
-        alone = built.llm("linear").generate(prompt, SamplingParams(**each, num_draft_tokens=0))
-        exact = form.startswith("linear")
-        assert said(output, exact=exact) == said(alone, exact=exact)
+    asked, way = data.draw(requests(built.known)), data.draw(WAYS)
+    check_each_alone(built.llm(FORMS[1]), built.llm("linear"), asked, way, exact=False)
 
 
 @pytest.fixture(scope="module")
