@@ -1,0 +1,93 @@
+"""Limits, other constants and default values of arguments and fields, in every package: equal to the recorded."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+import tandemrt
+from tests.recorded import require_recorded
+
+LAYERS = ("engines", "plugins", "export", "runtime")
+NEEDS = {"ray", "triton_python_backend_utils"}  # what some modules import that is not in every environment
+
+
+def packages() -> Iterator[str]:
+    for layer in LAYERS:
+        package = importlib.import_module(f"{tandemrt.__name__}.{layer}")
+        yield from (each.name for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}.") if each.ispkg)
+
+
+def modules(name: str) -> Iterator[ModuleType]:
+    package = importlib.import_module(name)
+    yield package
+    for each in pkgutil.walk_packages(package.__path__, f"{name}."):
+        if each.name.endswith(".__main__") or ".ray" in each.name:
+            continue
+        try:
+            yield importlib.import_module(each.name)
+        except ModuleNotFoundError as error:
+            if error.name not in NEEDS:
+                raise
+
+
+def shown(value: Any) -> str | None:
+    """Return the text of a plain value, with sets and tables in order; None: the value has parts of another type."""
+    match value:
+        case Enum():
+            return shown(value.value)
+        case None | bool() | int() | float() | str() | bytes() | re.Pattern():
+            return repr(value)
+        case dict():
+            parts = [shown(pair) for pair in value.items()]
+        case tuple() | list() | set() | frozenset():
+            parts = [shown(part) for part in value]
+        case _:
+            return None
+    texts = [part for part in parts if part is not None]
+    ordered = sorted(texts) if isinstance(value, dict | set | frozenset) else texts
+    return f"{type(value).__name__}({', '.join(ordered)})" if len(texts) == len(parts) else None
+
+
+def defaults(name: str, member: Any) -> Iterator[tuple[str, Any]]:
+    """The default values of the arguments of a function, or of the fields and methods of a class."""
+    if inspect.isclass(member):
+        if issubclass(member, BaseModel):
+            yield from ((f"{name}.{field}", row.default) for field, row in member.model_fields.items())
+        for method, function in vars(member).items():
+            if inspect.isfunction(function):
+                yield from defaults(f"{name}.{method}", function)
+    elif inspect.isfunction(member):
+        for argument in inspect.signature(member).parameters.values():
+            if argument.default is not argument.empty:
+                yield f"{name}({argument.name})", argument.default
+
+
+def values(module: ModuleType) -> Iterator[str]:
+    body = ast.parse(Path(module.__file__ or "").read_text()).body
+    imported = {each.asname or each.name for node in body if isinstance(node, ast.ImportFrom) for each in node.names}
+    for name, member in vars(module).items():
+        if re.fullmatch(r"_?[A-Z][A-Z0-9_]*", name) and name not in imported:
+            plain: Iterator[tuple[str, Any]] = iter([(name, member)])
+        elif getattr(member, "__module__", None) == module.__name__:
+            plain = defaults(name, member)
+        else:
+            continue
+        for place, value in plain:
+            if (text := shown(value)) is not None:
+                yield f"{module.__name__}.{place} {text}"
+
+
+@pytest.mark.parametrize("package", [*packages()])
+def test_constants_and_default_values_of_a_package_are_those_recorded(package: str) -> None:
+    lines = {line for module in modules(package) for line in values(module)}
+    require_recorded(f"defaults/{package.partition('.')[2]}", sorted(lines))
