@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -111,9 +112,13 @@ def _row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def require_bundle_fit(folder: Path, options: RuntimeOptions, *params: SamplingParams) -> None:
-    """Check options and parameters against the manifest in ``folder``. Raises BadBundle or BadRequest."""
+def require_bundle_fit(
+    folder: Path, options: RuntimeOptions, *params: SamplingParams, images: Sequence[Path] = ()
+) -> None:
+    """Check options, parameters and images against the manifest in ``folder``. Raises BadBundle or BadRequest."""
     bundle = Bundle.read(folder)
+    if images and bundle.manifest.vision is None:
+        raise BadRequest(f"--image: this model reads text only, received {clipped(images[0])}; leave it out")
     options.require_fit(bundle.limits)
     for each in params:
         require_fit(each, bundle.manifest, options.max_draft_tokens)

@@ -93,7 +93,7 @@ def run(
         raise BadRequest(f"--raw: must not come with chat template options, received {', '.join(chat_options)}")
     uses_own_template = not raw and options.chat_template is None
     bundle = bundle_folder(model, BuildOptions(max_model_len, dtype, draft), needs_chat_template=uses_own_template)
-    require_bundle_fit(bundle, options, params)
+    require_bundle_fit(bundle, options, params, images=image or ())
     from tandemrt.runtime.cli.answer import StreamedAnswer, figures, print_answer
     from tandemrt.runtime.llm.llm import LLM
     from tandemrt.runtime.requests.prompt import Chat

@@ -262,6 +262,12 @@ def test_run_passes_chat_template_options_on(run, asked, folder: Path, tiny_bund
         assert "kwargs" in err
 
 
+def test_run_rejects_an_image_for_a_model_that_reads_text_only(run, asked, tiny_bundle: Path) -> None:
+    code, _, err = run("run", str(tiny_bundle), "hello", "--image", "receipt.png")
+    assert (code, asked) == (2, [])
+    assert "--image: this model reads text only, received receipt.png; leave it out" in err
+
+
 def test_run_raw_skips_the_chat_template(run, asked, tiny_bundle: Path) -> None:
     run("run", str(tiny_bundle), "hello", "--raw")
     assert asked[1][0] == "hello"
