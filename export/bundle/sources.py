@@ -62,7 +62,7 @@ class CheckpointSource:
         machine, path = Machine.here(backend), Path(model)
         checkpoint = _local(path, options, machine)
         if checkpoint is None:
-            checkpoint = fetch(model, "bundle", listener)
+            checkpoint = fetch(model, "model", listener)
         return cls(model, checkpoint, options, machine)
 
     @property

@@ -14,9 +14,12 @@ from urllib.parse import unquote, urlsplit
 import huggingface_hub.constants as hub
 import pytest
 
+from tandemrt.engines.options.build_listener import SILENT
+from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.recipe.recipe import Recipe, locate
 from tandemrt.engines.validation.errors import BadCheckpoint, BadRecipe
 from tandemrt.export.bundle.build import build
+from tandemrt.export.bundle.sources import CheckpointSource
 from tandemrt.export.read.checkpoint import Checkpoint
 from tandemrt.export.read.hub import resolve_checkpoints
 from tests.listeners import Recorded
@@ -190,6 +193,11 @@ def test_errors_of_the_hub_are_reported_with_advice(tmp_path: Path, name: str, r
         caught.value
     )
     assert reason in str(caught.value)
+
+
+def test_a_model_that_the_hub_does_not_have_is_reported_as_the_argument_model() -> None:
+    with pytest.raises(BadRecipe, match=r"^model: must be an existing folder or a name of .*got 'someone/nothing'"):
+        CheckpointSource.find("someone/nothing", BuildOptions(), SILENT)
 
 
 def test_an_uncached_name_is_rejected_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
