@@ -163,8 +163,10 @@ class DraftWindowPlanner:
             chosen = best_window([self._acceptance[running] for running in requests], costs)
             rounds = len(requests) // _REQUESTS_PER_ROUND
         if not chosen and 1 in steps and self.missed_cost:
-            begins = not missed and all(self._acceptance[running].tried < _FIRST_TRIALS for running in requests)
-            if begins or missed >= _ROUNDS_PER_TRIAL * len(requests):
+            begins = not missed and any(self._acceptance[running].tried < _FIRST_TRIALS for running in requests)
+            later = (cost(batch, 1) + self._catch_up(batch, missed + len(requests))) / plain
+            last_chance = not self._budget.affords(later, 1)  # many requests soon miss more than drafts may lose
+            if begins or last_chance or missed >= _ROUNDS_PER_TRIAL * len(requests):
                 return 1
         self._chosen[batch] = chosen, max(0, rounds - 1)
         return steps[-1] if prompts and chosen else chosen

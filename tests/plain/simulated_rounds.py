@@ -28,12 +28,14 @@ def best_fixed(costs: Sequence[float], chances: Chances) -> float:
     return max(expected(chances, window) / cost for window, cost in enumerate(costs))
 
 
-def speed(planner: DraftWindowPlanner, rows: int, costs: Sequence[float], chances: Chances, *, rounds: int) -> float:
+def speed(
+    planner: DraftWindowPlanner, rows: int, costs: Sequence[float], chances: Chances, *, rounds: int, seed: int = 7
+) -> float:
     """Return the expected tokens per unit of time and request, of consecutive texts in ``rows`` slots.
 
     ``costs``: of a round, by window. A drafter that was not run processes the tokens that it missed before it drafts.
     """
-    chance, seconds, tokens = random.Random(7), 0.0, 0.0
+    chance, seconds, tokens = random.Random(seed), 0.0, 0.0
     texts: dict[int, tuple[RunningRequest, int]] = {}  # by slot: the request, and its tokens that are left
     last: list[tuple[RunningRequest, int]] = []
     counted = 0  # tokens that the drafter caught up with in the last round

@@ -174,6 +174,16 @@ def test_slow_first_rounds_of_a_batch_do_not_make_drafts_lose(rows: int, monkeyp
     assert reached >= 0.94 * best_fixed(costs, chances)
 
 
+@pytest.mark.parametrize("seed", range(7, 13))
+def test_rejected_drafts_of_new_texts_do_not_end_drafting_of_a_batch_on_a_cpu(seed: int) -> None:
+    """With seed 8 two rounds rejected half of the drafts, and then too many tokens were missed to draft again."""
+    rows, chances = 4, [ACCEPTANCE[4.5]] * MOST
+    costs = MEASURED["CPU, a pair", rows]
+    windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=0.65)
+    reached = simulated_rounds.speed(windows, rows, costs, chances, rounds=1500, seed=seed)
+    assert reached >= 0.97 * best_fixed(costs, chances)
+
+
 @pytest.mark.parametrize("drafts", DRAFTS)
 @pytest.mark.parametrize("rounds", ROUNDS)
 def test_adaptive_windows_are_nearly_as_fast_as_the_best_fixed_window(rounds: str, drafts: str) -> None:
