@@ -34,7 +34,7 @@ _LONGEST = ("low_bit_int8_avx512", "low_bit_int8_avx2", "tiled_matmul", "decode_
 _OTHERS = ("low_bit_int8_matmul", "low_bit_int8_neon", "residual_norm", "swiglu", "register")
 _SOURCES = tuple(f"{name}.c" for name in (*_LONGEST, *_OTHERS))
 _LOW_BIT = tuple(f"low_bit_int8{part}.h" for part in ("", "_amx", "_block", "_loads", "_rows"))
-_HEADERS = ("attend.h", "custom_operator.h", *_LOW_BIT, "vectors.h")
+_HEADERS = ("attend.h", "avx2.h", "custom_operator.h", *_LOW_BIT, "vectors.h")
 _beginning = Lock()
 _loading = Lock()  # the library makes its domain when it is first loaded, and sessions open in several threads
 

@@ -96,7 +96,7 @@ INLINE void append(const Call* call) {
 #endif
 
 #if defined(__x86_64__) && !defined(PORTABLE)
-#include <immintrin.h>
+#include "avx2.h"
 #define NAME(function) function##_avx2
 #define TARGET __attribute__((target("avx2,fma")))
 #define MULTIPLY_ADD(a, b, c) ((Lanes)_mm256_fmadd_ps((__m256)(a), (__m256)(b), (__m256)(c)))

@@ -1,8 +1,9 @@
 /* Rows of low_bit_int8_matmul with AVX-512 and its products of 8 bits. */
 #if defined(__x86_64__) && !defined(PORTABLE) && !defined(NO_AVX512)
-#include "low_bit_int8_loads.h"
-
 #include <cpuid.h>
+#include <immintrin.h>
+
+#include "low_bit_int8_loads.h"
 
 typedef uint32_t Words16 __attribute__((vector_size(64)));
 

@@ -1,9 +1,8 @@
 /* How the files for AVX2 and AVX-512 load weights and values of a tile. */
 #ifndef LOW_BIT_INT8_LOADS_H
 #define LOW_BIT_INT8_LOADS_H
+#include "avx2.h"
 #include "low_bit_int8.h"
-
-#include <immintrin.h>
 
 #define AVX2 __attribute__((target("avx2,fma")))
 

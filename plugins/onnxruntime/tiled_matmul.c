@@ -69,7 +69,11 @@ static void rows_portable(const Call* call, size_t first, size_t last, size_t ro
 /* ---- x86-64 with AVX2 ---- */
 
 #if defined(__x86_64__) && !defined(PORTABLE)
+#ifdef NO_AVX512
+#include "avx2.h"
+#else
 #include <immintrin.h>
+#endif
 #define AVX2 __attribute__((target("avx2,fma,f16c")))
 #define INLINE AVX2 __attribute__((always_inline)) static inline
 #define UNROLL _Pragma("GCC unroll 16") /* else arrays of vectors do not stay in registers */
