@@ -115,8 +115,9 @@ class DraftWindowPlanner:
         ``missed``: see choose.
         """
         if self.adaptive:
-            cost = self.costs.estimate(batch, window) + (self._catch_up(batch, missed) if window else 0.0)
-            self._budget.observe(cost / self.costs.estimate(batch, 0), accepted)
+            plain = self.costs.estimate(batch, 0)
+            catch_up = self._catch_up(batch, missed) if window else 0.0
+            self._budget.observe(self.costs.estimate(batch, window) / plain, accepted, catch_up=catch_up / plain)
 
     def limit(self, requests: int) -> int:
         """Return the largest window of a round with ``requests`` requests, at least one."""
@@ -152,7 +153,9 @@ class DraftWindowPlanner:
         if self.missed_cost:  # what a drafter missed in a long text may cost more than all drafts may lose
             cost, plain = self.costs.estimate, self.costs.estimate(batch, 0)
             steps = [
-                step for step in steps if not step or self._budget.affords((cost(batch, step) + catch_up) / plain, step)
+                step
+                for step in steps
+                if not step or self._budget.affords(cost(batch, step) / plain, step, catch_up=catch_up / plain)
             ]
         due = None if prompts or missed > _FEW_MISSED else self.costs.due(batch, steps)
         if due is not None:
@@ -164,8 +167,9 @@ class DraftWindowPlanner:
             rounds = len(requests) // _REQUESTS_PER_ROUND
         if not chosen and 1 in steps and self.missed_cost:
             begins = not missed and any(self._acceptance[running].tried < _FIRST_TRIALS for running in requests)
-            later = (cost(batch, 1) + self._catch_up(batch, missed + len(requests))) / plain
-            last_chance = not self._budget.affords(later, 1)  # many requests soon miss more than drafts may lose
+            later = self._catch_up(batch, missed + len(requests))
+            # Many requests soon miss more than drafts may lose.
+            last_chance = not self._budget.affords(cost(batch, 1) / plain, 1, catch_up=later / plain)
             if begins or last_chance or missed >= _ROUNDS_PER_TRIAL * len(requests):
                 return 1
         self._chosen[batch] = chosen, max(0, rounds - 1)

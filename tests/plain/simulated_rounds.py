@@ -29,30 +29,42 @@ def best_fixed(costs: Sequence[float], chances: Chances) -> float:
 
 
 def speed(
-    planner: DraftWindowPlanner, rows: int, costs: Sequence[float], chances: Chances, *, rounds: int, seed: int = 7
+    planner: DraftWindowPlanner,
+    rows: int,
+    costs: Sequence[float],
+    chances: Chances,
+    *,
+    rounds: int,
+    seed: int = 7,
+    useless: int = 0,
+    lengths: tuple[int, int] | None = None,
 ) -> float:
     """Return the expected tokens per unit of time and request, of consecutive texts in ``rows`` slots.
 
     ``costs``: of a round, by window. A drafter that was not run processes the tokens that it missed before it drafts.
+    ``useless``: rounds at first in which all drafts are rejected. ``lengths``: the least and the most tokens of a text,
+    which differ at random.
     """
     chance, seconds, tokens = random.Random(seed), 0.0, 0.0
     texts: dict[int, tuple[RunningRequest, int]] = {}  # by slot: the request, and its tokens that are left
     last: list[tuple[RunningRequest, int]] = []
     counted = 0  # tokens that the drafter caught up with in the last round
     window, missed = 0, dict.fromkeys(range(rows), 0)
-    for _ in range(rounds):
+    for at in range(rounds):
+        now = [0.0] * len(chances) if at < useless else chances
         for slot in range(rows):
             if slot not in texts:
                 running = make_running([1], slot=slot)
                 planner.join(running)
-                texts[slot] = running, LENGTH - slot  # so that they do not end together
+                # They do not end together.
+                texts[slot] = running, chance.randint(*lengths) if lengths else LENGTH - slot
                 missed[slot] = 0
         before, missed_before = window, sum(missed.values()) if planner.missed_cost else 0
         window = planner.choose([running for running, _ in texts.values()], rows, missed=missed_before)
         seconds += costs[window]
         if window and missed_before:
             seconds += (costs[1] - costs[0]) * (1 + planner.missed_cost * missed_before)
-        tokens += expected(chances, window)
+        tokens += expected(now, window)
         if not (window and missed_before):
             planner.costs.observe(rows, window, costs[window])
         for running, accepted in last:
@@ -62,7 +74,7 @@ def speed(
             planner.observe_round(rows, before, accepted_by_all / len(last), missed=counted)
         last, counted = [], missed_before
         for slot, (running, left) in list(texts.items()):
-            accepted = next((at for at in range(window) if chance.random() >= chances[at]), window)
+            accepted = next((place for place in range(window) if chance.random() >= now[place]), window)
             last.append((running, accepted))
             missed[slot] = 0 if window else missed[slot] + 1
             texts[slot] = running, left - accepted - 1

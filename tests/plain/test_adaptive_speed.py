@@ -16,7 +16,7 @@ from tandemrt.runtime.requests.request import Finish
 from tandemrt.runtime.requests.running import RunningRequest
 from tests.plain import simulated_rounds
 from tests.plain.requests import make_running
-from tests.plain.simulated_rounds import best_fixed
+from tests.plain.simulated_rounds import best_fixed, expected
 
 MOST = 4
 LENGTH, TOKENS = 200, 3000  # of a text, and of all texts of a measure
@@ -182,6 +182,25 @@ def test_rejected_drafts_of_new_texts_do_not_end_drafting_of_a_batch_on_a_cpu(se
     windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=0.65)
     reached = simulated_rounds.speed(windows, rows, costs, chances, rounds=1500, seed=seed)
     assert reached >= 0.97 * best_fixed(costs, chances)
+
+
+@pytest.mark.parametrize("seed", [7, 8])
+@pytest.mark.parametrize(
+    ("useless", "length", "share"), [(1000, 4.5, 0.95), (1000, 3.0, 0.95), (4000, 1.0, 0.99), (0, 1.5, 0.95)]
+)
+def test_a_busy_batch_on_a_cpu_drafts_again_after_useless_drafts(
+    seed: int, useless: int, length: float, share: float
+) -> None:
+    """Texts begin and end at different times, so the drafter has always missed hundreds of tokens."""
+    rows, costs, rounds = 4, ROUNDS["a CPU, a large draft, 4 requests"][1], 4000
+    chances = [ACCEPTANCE[length]] * MOST
+    windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=0.3)
+    reached = simulated_rounds.speed(
+        windows, rows, costs, chances, rounds=rounds, seed=seed, useless=useless, lengths=(50, 350)
+    )
+    fixed = [useless + (rounds - useless) * expected(chances, window) for window in range(MOST + 1)]
+    assert reached >= 0.99
+    assert reached >= share * max(tokens / rounds / cost for tokens, cost in zip(fixed, costs, strict=True))
 
 
 @pytest.mark.parametrize("drafts", DRAFTS)
