@@ -1,5 +1,6 @@
 """Copies are what a search through the whole text would copy, as far as earlier ones were right."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -150,7 +151,10 @@ def test_a_drafter_drafts_where_its_drafts_are_accepted_more_often() -> None:
         assert bool(lookup.copies(round_, proposed=False)) == copying
 
 
-@pytest.mark.parametrize(("copying", "rules", "longest"), [(1, [], 0), (4, [], 16), (1, [Rule.REJECTION], 16)])
+@pytest.mark.parametrize(
+    ("copying", "rules", "longest"),
+    [(1, [], 0), (4, [], 16), (1, [Rule.REJECTION], 16), (1, [Rule.COUPLED, Rule.REJECTION], 16)],
+)
 def test_long_copies_of_few_rows_do_not_widen_all_rows_of_a_round(
     copying: int, rules: list[Rule], longest: int
 ) -> None:
@@ -166,7 +170,9 @@ def test_long_copies_of_few_rows_do_not_widen_all_rows_of_a_round(
     assert max(map(len, copies.values()), default=0) == longest
 
 
-def model_round(chances_of_copies: int, *, proposed: bool, step_cost: float) -> dict[int, list[int]]:
+def model_round(
+    chances_of_copies: int, *, proposed: bool, step_cost: float, rules: Sequence[Rule] = (Rule.COUPLED,)
+) -> dict[int, list[int]]:
     """Two rows, whose drafter gets all of 4 tokens accepted; the first ones copy ``chances_of_copies`` * 16 tokens."""
     lookup = TextLookup(
         1,
@@ -183,7 +189,7 @@ def model_round(chances_of_copies: int, *, proposed: bool, step_cost: float) -> 
         lookup.join(running)
         for _ in range(20):
             lookup.observe(running, 4, 4)
-    round_ = Round(rows, 2, 16, needs_probs=False, rules=frozenset({Rule.COUPLED}), num_proposed=4)
+    round_ = Round(rows, 2, 16, needs_probs=False, rules=frozenset(rules), num_proposed=4)
     return lookup.copies(round_, proposed=proposed)
 
 
@@ -194,6 +200,29 @@ def test_a_round_does_without_a_slow_drafter_where_copies_promise_more_tokens_pe
     assert 1 not in model_round(1, proposed=False, step_cost=0.01)
     assert 1 not in model_round(1, proposed=True, step_cost=0.5), "the drafter has run"
     assert model_round(0, proposed=False, step_cost=0.5) == {}
+
+
+def test_beside_a_request_under_the_rejection_rule_no_row_goes_without_its_drafter() -> None:
+    """A text under that rule depends on its drafts, so copies of others do not decide which these are."""
+    for rules in ([Rule.REJECTION], [Rule.COUPLED, Rule.REJECTION]):
+        copies = model_round(1, proposed=False, step_cost=0.5, rules=rules)
+        assert [*copies] == [0]
+
+
+def test_a_request_copies_by_the_acceptance_of_its_own_drafts() -> None:
+    """Whatever others accept, and have accepted before it began."""
+    for accepted, own in ((0, 4), (4, 0), (0, None), (4, None)):
+        lookup = TextLookup(1, 32, with_drafter=True)
+        rows = {slot: make_running(prompt=[1, 2, 3, 4] * 9, slot=slot, rule="rejection") for slot in range(2)}
+        for running, count in ((rows[0], accepted), (rows[1], own)):
+            lookup.join(running)
+            if count is not None:
+                for _ in range(20):
+                    lookup.observe(running, count, 4)
+        for slots in ([1], [0, 1]):
+            asked = {slot: rows[slot] for slot in slots}
+            round_ = Round(asked, 2, 4, needs_probs=False, rules=frozenset({Rule.REJECTION}), num_proposed=4)
+            assert (1 in lookup.copies(round_, proposed=False)) == (own != 4)
 
 
 @pytest.mark.parametrize(
@@ -221,8 +250,9 @@ def test_requests_under_the_rejection_rule_copy_only_if_their_texts_may_depend_o
     lookup = TextLookup(1, 32, rejection=rejection)
     running = make_running(prompt=[1, 2, 3, 4] * 20, rule="rejection")
     lookup.join(running)
-    round_ = Round({0: running}, 1, 4, needs_probs=False, rules=frozenset({Rule.REJECTION}))
-    assert bool(lookup.copies(round_, proposed=False)) == lookup.promises(round_, wait=100.0) == copies
+    for rules in ([Rule.REJECTION], [Rule.COUPLED, Rule.REJECTION]):
+        round_ = Round({0: running}, 1, 4, needs_probs=False, rules=frozenset(rules))
+        assert bool(lookup.copies(round_, proposed=False)) == lookup.promises(round_, wait=100.0) == copies
 
 
 def test_copies_that_promise_as_much_as_the_drafter_are_taken() -> None:

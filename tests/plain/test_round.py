@@ -224,6 +224,24 @@ def test_windows_under_the_rejection_rule_do_not_depend_on_what_others_may_emit(
     assert plan_round(slots, DraftWindowPlanner(WINDOW, WINDOW, any_shape=True), SLOTS).window == WINDOW
 
 
+def test_windows_under_the_rejection_rule_do_not_adapt_beside_others_that_accept_no_drafts() -> None:
+    slots, windows = filled(1), DraftWindowPlanner(WINDOW, WINDOW, adaptive=True)
+    for window in range(WINDOW + 1):
+        for batch in (1, 2):
+            windows.costs.calibrate(batch, window, 1 + window)
+    [useless] = slots
+    windows.join(useless)
+    for _ in range(60):
+        windows.observe(useless, 0, WINDOW)
+    alone = plan_round(slots, windows, SLOTS)
+    assert (alone.num_proposed, alone.adaptive) == (0, True)
+    rejecting = slots.join(make_queued(rule="rejection"))
+    assert rejecting is not None
+    windows.join(rejecting)
+    beside = plan_round(slots, windows, SLOTS)
+    assert (beside.num_proposed, beside.window, beside.adaptive, beside.least_gain) == (WINDOW, WINDOW, False, 0.0)
+
+
 @pytest.mark.parametrize(
     ("remaining", "undrafted", "copies", "used"),
     [
