@@ -1,6 +1,7 @@
 """Requests with random pictures, and the proof that drafts change none of their texts."""
 
 import random
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
@@ -14,9 +15,11 @@ from tandemrt.engines.parameters.sampling import SamplingParams, StructuredOutpu
 from tandemrt.runtime.llm.llm import LLM
 from tandemrt.runtime.requests.images import Image as Patches
 from tandemrt.runtime.requests.request import Request, RequestOutput, StreamOutput
+from tandemrt.runtime.requests.running import RunningRequest
 from tests.waiting import PATIENCE_S
 
 _AT_ONCE = 12  # requests
+_MOST_LACKED = 4  # times that a request lacks memory
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 FORMATS = (
     StructuredOutputs(json=SCHEMA),
@@ -88,10 +91,20 @@ class Sent:
 
 @contextmanager
 def short_of_memory(llm: LLM, every: int) -> Iterator[None]:
-    """Preempt the youngest request each ``every`` times that a request needs more memory."""
-    slots, calls = llm.loop.slots, count(1)
+    """Preempt the youngest request each ``every`` times that a request needs more memory.
+
+    But few times for each request: a prompt of more than ``every`` chunks would otherwise begin again without end.
+    """
+    slots, calls, lacked = llm.loop.slots, count(1), Counter[Request]()
     grow = slots.grow
-    slots.grow = lambda running: next(calls) % every != 0 and grow(running)  # type: ignore[method-assign]
+
+    def grow_or_lack(running: RunningRequest) -> bool:
+        if next(calls) % every or lacked[running.request] >= _MOST_LACKED:
+            return grow(running)
+        lacked[running.request] += 1
+        return False
+
+    slots.grow = grow_or_lack  # type: ignore[method-assign]
     try:
         yield
     finally:
