@@ -250,3 +250,16 @@ def test_reasoning_blocks_equal_those_of_the_reference_reader(rule, prompt, data
         token = data.draw(st.sampled_from(sorted(row & set(LETTERS))))
         state.commit([token])
         output.append(token)
+
+
+@settings(max_examples=100, **patient)
+@given(make=requests(), data=st.data())
+def test_tokens_that_are_committed_at_once_have_the_roles_of_tokens_one_by_one(make, data):
+    alone, tokens, commits = make(), [], []
+    for _ in range(data.draw(st.integers(1, 12))):
+        row = sorted(allowed(alone) & {*LETTERS, *byte_tokens(': tru}12"'), STOP})
+        if alone.finished or not row:
+            break
+        tokens.append(data.draw(st.sampled_from(row)))
+        commits.append(alone.commit(tokens[-1:]))
+    assert joined_spans([make().commit(tokens)]) == joined_spans(commits)

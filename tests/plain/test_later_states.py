@@ -163,6 +163,20 @@ def test_a_summary_of_an_engine_counts_one_layer_too() -> None:
     assert rows["engine"] == "1 layers"
 
 
+def test_a_summary_of_an_engine_gives_memory_in_megabytes_of_a_million_bytes() -> None:
+    report: dict[str, Any] = {
+        "native": {}, "compiler": "c", "built_for": "b", "engine_layers": None, "network_layers": {},
+        "engine_not_opened": "why", "profiles": {
+            "prompt": {"memory_bytes": 123_456_789, "inputs": {"tokens": [[1, 2, 4]], "past_key": [[9, 9, 9]]}},
+            "round": {"memory_bytes": None, "inputs": {"tokens": [[1, 1, 1], [3, 3, 3]]}},
+        },
+    }  # fmt: skip
+    rows = summary._rows(report)
+    assert rows["profile prompt"] == "tokens [1-4 (best 2)]; 123.5 MB besides weights and caches"
+    assert rows["profile round"] == "tokens [1, 3]"
+    assert (rows["native layers"], rows["engine"]) == ("none", "not opened: why")
+
+
 @pytest.mark.parametrize(("version", "plain", "sinks"), [(90_499, False, False), (90_500, True, False),
                                                          (91_299, True, False), (91_300, True, True)])  # fmt: skip
 def test_attention_of_cudnn_with_sinks_needs_a_newer_version(

@@ -1,5 +1,6 @@
 """What may be given as a prompt, and what is refused."""
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -63,6 +64,13 @@ def tokenizer() -> Tokenizer:
 def test_other_values_than_prompts_are_refused_as_a_request(token_ids, tokenizer: Tokenizer, prompt: Any) -> None:
     with pytest.raises(BadRequest, match="must be a text, a list of token ids or a list of chat messages, received"):
         token_ids(prompt, tokenizer)
+
+
+@pytest.mark.parametrize("text", ["\ud83d", "a\ude00b"])
+def test_a_lone_surrogate_is_refused_with_its_place(token_ids, tokenizer: Tokenizer, text: str) -> None:
+    place = f"received {text.strip('ab')!r} at character {text.find(text.strip('ab'))}"
+    with pytest.raises(BadRequest, match=re.escape(f"prompt: must be text that UTF-8 can encode, {place}")):
+        token_ids(text, tokenizer)
 
 
 def test_messages_for_a_tokenizer_without_a_chat_template_are_refused_with_the_way_out(token_ids) -> None:
