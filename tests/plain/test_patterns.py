@@ -462,3 +462,12 @@ def test_white_space_is_that_of_ecma_262():
     for pattern, expected in ((r"^\s$", white), (r"^\S$", near - white)):
         written = patterns.search_expression(pattern)
         assert {each for each in white | near if patterns.matches(written, each)} == expected
+
+
+@pytest.mark.parametrize("negated", [False, True])
+@pytest.mark.parametrize("name", ["L", "N", "Lu"])
+def test_a_class_with_a_unicode_property_has_these_characters_or_all_others(name: str, negated: bool) -> None:
+    grammar = compiled("regex", rf"[{'^' if negated else ''}\p{{{name}}}_]")
+    for character in "aAzÉé5٣_-¿ 中":
+        inside = character == "_" or unicodedata.category(character).startswith(name)
+        assert accepts(grammar, character) == (inside != negated), character

@@ -1,14 +1,18 @@
 """Reading a quantization_config: the scheme of each module, and errors that name the field."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from tandemrt.engines.validation.errors import BadCheckpoint
 from tandemrt.export.model.scaled_matmul import unsupported
+from tandemrt.export.quantize.gguf.packed import gguf_shape
+from tandemrt.export.read.checkpoint import StoredTensor
 from tandemrt.export.read.quantization.config import read_quantization
 from tandemrt.export.read.quantization.gguf import GGUF_TYPES, gguf_section, read_gguf_section
 from tandemrt.export.read.quantization.kv_cache import cache_scales
@@ -356,6 +360,30 @@ def test_each_type_of_a_gguf_file_has_the_groups_of_its_format() -> None:
     groups = {kind: read_gguf_section(gguf_section({kind: [module]}), "config.json") for kind in GGUF_TYPES}
     sizes = {kind: quantization.scheme(module).group_shape for kind, quantization in groups.items()}
     assert sizes == {kind: (1, 16 if kind == "Q6_K" else 32) for kind in GGUF_TYPES}
+
+
+@pytest.mark.parametrize("kind", sorted(GGUF_TYPES))
+def test_a_weight_of_a_gguf_file_is_rows_of_whole_blocks(kind: str) -> None:
+    scheme = read_gguf_section(gguf_section({kind: ["m"]}), "config.json").scheme("m")
+    size = gguf_bytes(kind)
+
+    def shape(dtype: str, *dims: int) -> tuple[int, int]:
+        return gguf_shape("m", {"m.weight": StoredTensor("m.weight", dtype, dims, Path("f.gguf"), 0, 0)}, scheme)
+
+    assert shape("uint8", 3, 2 * size)[0] == 3
+    assert shape("uint8", 3, 2 * size)[1] == 2 * shape("uint8", 3, size)[1] > 0
+    for dtype, dims in (
+        *(("uint8", (3, 2 * size + more)) for more in (1, -1, size // 2)),
+        *(("int8", (3, size)), ("uint8", (size,)), ("uint8", (1, 3, size))),
+    ):
+        rule = f"f.gguf: m.weight should be rows of {kind}, {size} bytes each, it is {dtype}{list(dims)}"
+        with pytest.raises(BadCheckpoint, match=re.escape(rule)):
+            shape(dtype, *dims)
+
+
+def gguf_bytes(kind: str) -> int:
+    """The bytes of a block, as the gguf package has them."""
+    return int(gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][1])
 
 
 def float8(inputs: str, *, groups: tuple[int, int] = (1, FULL_DIM)) -> Scheme:
