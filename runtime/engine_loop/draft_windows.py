@@ -93,9 +93,10 @@ class DraftWindowPlanner:
         But where a drafter must catch up with missed tokens, the first rounds of a request are the cheapest trial.
         """
         if self.adaptive:
+            alone = not self._running
             self._running[running.slot] = running
             if running not in self._acceptance:
-                self._budget.begin_text()
+                self._budget.begin_text(alone=alone)
                 self._acceptance[running] = Acceptance() if self.missed_cost else self._ended.start()
 
     def leave(self, slot: int) -> None:
@@ -137,8 +138,8 @@ class DraftWindowPlanner:
 
         ``batch``: rows of the round. ``wanted``: the largest window that any request allows. ``fixed``: do not adapt.
         ``prompts``: whether the round has prompts: it drafts nothing or the largest window, so that its calls have few
-        shapes. A drafted token costs as much there as it saves in another round. ``missed``: tokens that the drafter
-        has not processed, so that it would process them first.
+        shapes (or one token, as a trial on a CPU). A drafted token costs as much there as it saves in another round.
+        ``missed``: tokens that the drafter has not processed, so that it would process them first.
         """
         if not self._drafts:
             return 0

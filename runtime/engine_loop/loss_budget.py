@@ -26,10 +26,15 @@ class LossBudget:
         self._misses = misses
         self._tokens = self._rounds = 1.0
 
-    def begin_text(self) -> None:
-        """Let a text begin: what earlier ones have earned is not lost to its drafts."""
+    def begin_text(self, *, alone: bool) -> None:
+        """Let a text begin: what earlier ones have earned is not lost to its drafts.
+
+        ``alone``: no other text runs. What is saved for missed tokens then ends too: a drafter has missed none of it.
+        """
         if self._misses:
             self._left = min(self._left, self._at_first)
+        if alone:
+            self._saved = 0.0
 
     @property
     def spent(self) -> bool:

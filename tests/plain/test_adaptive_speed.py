@@ -242,6 +242,16 @@ def test_a_text_of_useless_drafts_on_a_cpu_loses_one_percent_at_most(before: Cha
     assert speed(windows, 1, costs, [USELESS], most=LENGTH) >= 0.99
 
 
+@pytest.mark.parametrize("before", [0, 4000])
+def test_a_useless_text_on_a_cpu_loses_one_percent_at_most_after_a_long_text(before: int) -> None:
+    """The rounds of one slot; a drafter catches up with what it missed."""
+    costs, lengths = MEASURED["CPU, a pair", 1], [before] * (before > 0) + [LENGTH] * 12
+    windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=0.65)
+    for length in lengths:
+        reached = simulated_rounds.speed(windows, 1, costs, USELESS, rounds=length, lengths=(length, length))
+        assert reached >= 0.99 * best_fixed(costs, USELESS)
+
+
 @pytest.mark.parametrize("rounds", [name for name, (rows, _) in ROUNDS.items() if rows == 1])
 def test_a_request_unlike_earlier_ones_loses_little(rounds: str) -> None:
     rows, costs = ROUNDS[rounds]
