@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -15,6 +16,7 @@ from tandemrt.engines.validation.extras import pip_install
 from tandemrt.runtime.cli import doctor
 from tandemrt.runtime.device.backends.tensorrt import opener
 from tests.command_line import app
+from tests.plain.test_bundle import write_bundle
 
 
 @pytest.fixture
@@ -57,6 +59,15 @@ def test_a_backend_names_its_extra(installed: dict[str, str]) -> None:
     assert doctor.missing("onnxruntime-cpu") == [f"onnxruntime-cpu needs: {pip_install('cpu')}"]
     installed["onnxruntime"] = "1"
     assert doctor.missing("onnxruntime-cpu") == []
+
+
+def test_a_bundle_needs_its_backend(installed: dict[str, str], tmp_path: Path) -> None:
+    write_bundle(tmp_path)
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path)])
+    assert (result.exit_code, result.output) == (1, f"onnxruntime-cpu needs: {pip_install('cpu')}\n")
+    installed["onnxruntime-gpu"] = "99"
+    result = CliRunner().invoke(app, ["doctor", str(tmp_path)])
+    assert (result.exit_code, result.output) == (0, "nothing is missing\n")
 
 
 def test_a_tensorrt_that_only_runs_says_what_it_opens_and_what_builds(monkeypatch: pytest.MonkeyPatch) -> None:
