@@ -33,8 +33,9 @@ def choose_engine(structured: StructuredOutputs) -> Engine:
             f"got {quoted(structured.engine)}; leave it out"
         )
     if engine == "xgrammar" and not xgrammar_library.is_installed():
+        others = len(ENGINES[kind]) > 1
         raise BadRequest(
-            f"structured_outputs.{kind}: needs xgrammar, which is not installed on this machine: "
-            f"{pip_install('xgrammar')}"
+            f"structured_outputs.{'engine' if others else kind}: needs xgrammar, which is not installed on this "
+            f"machine: {pip_install('xgrammar')}{', or leave it out' if others else ''}"
         )
     return engine

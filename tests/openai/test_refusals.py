@@ -309,15 +309,21 @@ def test_metrics_without_the_key_are_an_option(demo_bundle: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("form", "kind"), [({"grammar": 'root ::= "a"'}, "grammar"), ({"choice": ["a"], "engine": "xgrammar"}, "choice")]
+    ("form", "field", "advice"),
+    [
+        ({"grammar": 'root ::= "a"'}, "grammar", "'tandemrt[xgrammar]'"),
+        ({"grammar": 'root ::= "a"', "engine": "xgrammar"}, "grammar", "'tandemrt[xgrammar]'"),
+        ({"choice": ["a"], "engine": "xgrammar"}, "engine", "'tandemrt[xgrammar]', or leave it out"),
+    ],
 )
-def test_a_grammar_of_an_extra_that_is_not_installed_is_refused(
-    served: Served, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any], kind: str
+def test_an_engine_of_an_extra_that_is_not_installed_is_refused(
+    served: Served, monkeypatch: pytest.MonkeyPatch, form: dict[str, Any], field: str, advice: str
 ) -> None:
     monkeypatch.setattr(xgrammar_library, "is_installed", lambda: False)
     status, error = refused(served, "/v1/chat/completions", {**CHAT, "structured_outputs": form})
-    assert (status, error["param"]) == (400, f"structured_outputs.{kind}")
+    assert (status, error["param"]) == (400, f"structured_outputs.{field}")
     assert "needs xgrammar, which is not installed on this machine: pip install '.[xgrammar]'" in error["message"]
+    assert error["message"].endswith(advice)
 
 
 def test_openais_client_raises_its_own_errors(client: openai.OpenAI) -> None:
