@@ -57,7 +57,10 @@ class CheckpointSource:
     def find(
         cls, model: str, options: BuildOptions, listener: BuildListener, *, backend: str | None = None
     ) -> "CheckpointSource":
-        """Find the checkpoint, fetching a name on the hub. Raises BadBundle, BadRequest or BackendUnavailable."""
+        """Find the checkpoint, fetching a name on the hub.
+
+        Raises BadBundle, BadRecipe, BadRequest or BackendUnavailable.
+        """
         require_model(model)
         machine, path = Machine.here(backend), Path(model)
         checkpoint = _local(path, options, machine)
@@ -77,7 +80,7 @@ class CheckpointSource:
 
 
 def find_source(model: str, options: BuildOptions, listener: BuildListener) -> RecipeSource | CheckpointSource:
-    """Return what the bundle of ``model`` is built from. Raises as ``CheckpointSource.find`` does, and BadRecipe."""
+    """Return what the bundle of ``model`` is built from. Raises as ``CheckpointSource.find`` does."""
     if not is_recipe(model):
         return CheckpointSource.find(model, options, listener)
     if options.chosen():
