@@ -1,19 +1,16 @@
 """Every option of ``tandemrt serve`` reaches the server's configuration, and one that is left out has its default."""
 
-import sys
 import threading
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
-from tandemrt.engines.options.build_options import BuildOptions
 from tandemrt.engines.options.options import RuntimeOptions
-from tandemrt.engines.validation.errors import BadRequest, TandemError
-from tandemrt.runtime.cli import serve, serve_ray
+from tandemrt.engines.validation.errors import BadRequest
+from tandemrt.runtime.cli import serve
 from tandemrt.runtime.servers.http import addresses
 from tandemrt.runtime.servers.http.config import ServerConfig
 from tandemrt.runtime.servers.http.connections import allow_connections
@@ -114,35 +111,3 @@ def test_torch_is_imported_early_for_a_gpu_only(
         if thread.name == "tandemrt-import":
             thread.join()
     assert modules == imported
-
-
-@pytest.mark.parametrize("name", OPTIONS)
-def test_an_option_without_effect_with_ray_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    option, _, value = OPTIONS[name]
-    config = ServerConfig(**{name: value})
-    refusal = f"{option}: has no effect with --ray, received " if name in serve_ray.UNSUPPORTED else "--ray: needs ray"
-    with pytest.raises(TandemError, match=refusal):
-        serve_ray.serve_with_ray(["bundle"], BuildOptions(), RuntimeOptions(), config, "1")
-
-
-@pytest.mark.parametrize("key", [None, "k"])
-def test_the_application_for_ray_has_the_values_of_its_arguments(
-    key: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    package = "tandemrt.runtime.servers.ray"
-    replicas = SimpleNamespace(ReplicaCount=SimpleNamespace(from_text=lambda text: f"replicas {text}"))
-    monkeypatch.setitem(sys.modules, f"{package}.deployment", replicas)
-    monkeypatch.setitem(sys.modules, f"{package}.application", SimpleNamespace(application=lambda *values: values))
-    monkeypatch.delenv("TANDEMRT_API_KEY", raising=False)
-    if key is not None:
-        monkeypatch.setenv("TANDEMRT_API_KEY", key)
-    monkeypatch.chdir(tmp_path)
-    write_bundle(tmp_path / "sample")
-    folders, config = {"a": tmp_path / "sample"}, ServerConfig(host="0.0.0.0", api_key=key)
-    assert serve_ray.app({"model": "a=sample"}) == (folders, RuntimeOptions(), config, "replicas 1")
-    options = RuntimeOptions(num_draft_tokens=2, overlap=False)
-    arguments = {"model": "a=sample", "replicas": "1:8", "num_draft_tokens": "2", "overlap": "false"}
-    assert serve_ray.app(arguments) == (folders, options, config, "replicas 1:8")
-    with pytest.raises(BadRequest, match="model: must be given"):
-        serve_ray.app({"replicas": "2"})
