@@ -115,7 +115,7 @@ def ray_environment() -> Iterator[dict[str, str]]:
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     own = {"RAY_TMPDIR": folder, "HOME": folder, "TANDEMRT_TEST": uuid4().hex, "RAY_USAGE_STATS_ENABLED": "0"}
     # A replica that compiled the kernels would not be ready within PATIENCE_S on a busy machine.
-    own["TANDEMRT_CACHE"] = str(cache_folder())
+    own["TANDEMRT_CACHE"] = str(cache_folder().resolve())
     own["RAY_worker_niceness"] = "0"  # not Ray's 15, which other tests would starve
     own["RAY_OVERRIDE_RESOURCES"] = '{"CPU": 4}'  # replicas of an update or a batch, on any machine
     own["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'src'}"  # the tree of the tests, whichever tree is installed
