@@ -150,27 +150,21 @@ class DraftWindowPlanner:
         steps = self._captured(batch, self._steps(most))
         if self._budget.spent and not steps[0]:
             return 0
-        catch_up = self._catch_up(batch, missed)
         if self.missed_cost:  # what a drafter missed in a long text may cost more than all drafts may lose
-            cost, plain = self.costs.estimate, self.costs.estimate(batch, 0)
-            steps = [
-                step
-                for step in steps
-                if not step or self._budget.affords(cost(batch, step) / plain, step, catch_up=catch_up / plain)
-            ]
+            steps = [step for step in steps if not step or self._affords(batch, step, missed)]
         due = None if prompts or missed > _FEW_MISSED else self.costs.due(batch, steps)
         if due is not None:
             return due
         chosen, rounds = self._chosen.get(batch, (0, 0))
         if not rounds or chosen not in steps:
+            catch_up = self._catch_up(batch, missed)
             costs = {step: self.costs.estimate(batch, step) + (step > 0) * catch_up / _HORIZON for step in steps}
             chosen = best_window([self._acceptance[running] for running in requests], costs)
             rounds = len(requests) // _REQUESTS_PER_ROUND
         if not chosen and 1 in steps and self.missed_cost:
             begins = not missed and any(self._acceptance[running].tried < _FIRST_TRIALS for running in requests)
-            later = self._catch_up(batch, missed + len(requests))
             # Many requests soon miss more than drafts may lose.
-            last_chance = not self._budget.affords(cost(batch, 1) / plain, 1, catch_up=later / plain)
+            last_chance = not self._affords(batch, 1, missed + len(requests))
             if begins or last_chance or missed >= _ROUNDS_PER_TRIAL * len(requests):
                 return 1
         self._chosen[batch] = chosen, max(0, rounds - 1)
@@ -185,6 +179,12 @@ class DraftWindowPlanner:
             return 0.0
         cost = self.costs.estimate
         return (cost(batch, window) - cost(batch, window - 1)) / cost(batch, 0) * self._budget.speed
+
+    def _affords(self, batch: int, window: int, missed: int) -> bool:
+        """Whether a round that drafts ``window`` tokens after ``missed`` ones may lose all that they cost."""
+        plain = self.costs.estimate(batch, 0)
+        cost, catch_up = self.costs.estimate(batch, window), self._catch_up(batch, missed)
+        return self._budget.affords(cost / plain, window, catch_up=catch_up / plain)
 
     def _catch_up(self, batch: int, missed: int) -> float:
         """Return how long the drafter takes for ``missed`` tokens."""
