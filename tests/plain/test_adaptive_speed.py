@@ -129,6 +129,11 @@ def adapting(rows: int, costs: Sequence[float], *, of_texts: float = 0.0) -> Dra
     return windows
 
 
+def adapting_on_a_cpu(*, token_cost: float) -> DraftWindowPlanner:
+    """A drafter that was not run there must first process what it missed. ``token_cost``: of a drafted token."""
+    return DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=token_cost)
+
+
 @pytest.mark.parametrize(
     ("where", "length"),
     [(where, length) for where in MEASURED for length in (ACCEPTANCE if where[1] < 16 else (1.0, 1.5))],
@@ -179,7 +184,7 @@ def test_rejected_drafts_of_new_texts_do_not_end_drafting_of_a_batch_on_a_cpu(se
     """With seed 8 two rounds rejected half of the drafts, and then too many tokens were missed to draft again."""
     rows, chances = 4, [ACCEPTANCE[4.5]] * MOST
     costs = MEASURED["CPU, a pair", rows]
-    windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=0.65)
+    windows = adapting_on_a_cpu(token_cost=0.65)
     reached = simulated_rounds.speed(windows, rows, costs, chances, rounds=1500, seed=seed)
     assert reached >= 0.97 * best_fixed(costs, chances)
 
@@ -194,7 +199,7 @@ def test_a_busy_batch_on_a_cpu_drafts_again_after_useless_drafts(
     """Texts begin and end at different times, so the drafter has always missed hundreds of tokens."""
     rows, costs, rounds = 4, ROUNDS["a CPU, a large draft, 4 requests"][1], 4000
     chances = [ACCEPTANCE[length]] * MOST
-    windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=0.3)
+    windows = adapting_on_a_cpu(token_cost=0.3)
     reached = simulated_rounds.speed(
         windows, rows, costs, chances, rounds=rounds, seed=seed, useless=useless, lengths=(50, 350)
     )
@@ -236,7 +241,7 @@ def test_windows_of_experts_are_nearly_as_fast_as_the_best_one_although_rounds_a
 @pytest.mark.parametrize("before", [None, USEFUL, USELESS])
 def test_a_text_of_useless_drafts_on_a_cpu_loses_one_percent_at_most(before: Chances | None) -> None:
     costs = MEASURED["CPU, a pair", 1]
-    windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=0.65)
+    windows = adapting_on_a_cpu(token_cost=0.65)
     if before is not None:
         speed(windows, 1, costs, [before], most=5 * LENGTH)
     assert speed(windows, 1, costs, [USELESS], most=LENGTH) >= 0.99
@@ -246,7 +251,7 @@ def test_a_text_of_useless_drafts_on_a_cpu_loses_one_percent_at_most(before: Cha
 def test_a_useless_text_on_a_cpu_loses_one_percent_at_most_after_a_long_text(before: int) -> None:
     """The rounds of one slot; a drafter catches up with what it missed."""
     costs, lengths = MEASURED["CPU, a pair", 1], [before] * (before > 0) + [LENGTH] * 12
-    windows = DraftWindowPlanner(MOST, MOST, adaptive=True, calibrates=False, missed_cost=0.1, token_cost=0.65)
+    windows = adapting_on_a_cpu(token_cost=0.65)
     for length in lengths:
         reached = simulated_rounds.speed(windows, 1, costs, USELESS, rounds=length, lengths=(length, length))
         assert reached >= 0.99 * best_fixed(costs, USELESS)

@@ -33,11 +33,11 @@ def parsed(name: str, body: dict[str, Any]) -> CompletionRequest:
 def test_a_null_field_of_an_object_is_as_one_left_out(name: str) -> None:
     body = copy.deepcopy(BODIES[name][1])
     plain = parsed(name, body)
-    for each in objects(body[PLACES[name]]):
-        each["unknown_field"] = None
+    for changed_object in objects(body[PLACES[name]]):
+        changed_object["unknown_field"] = None
         changed = parsed(name, body)
-        assert (changed.prompts, changed.params) == (plain.prompts, plain.params), each
-        del each["unknown_field"]
+        assert (changed.prompts, changed.params) == (plain.prompts, plain.params), changed_object
+        del changed_object["unknown_field"]
 
 
 def image_of(source: dict[str, Any]) -> str:

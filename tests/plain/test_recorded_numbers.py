@@ -25,15 +25,15 @@ RAY = "tandemrt.runtime.servers.ray"  # its modules import ray, which is not in 
 def packages() -> Iterator[str]:
     for layer in LAYERS:
         package = importlib.import_module(f"{tandemrt.__name__}.{layer}")
-        yield from (each.name for each in pkgutil.iter_modules(package.__path__, f"{package.__name__}.") if each.ispkg)
+        yield from (info.name for info in pkgutil.iter_modules(package.__path__, f"{package.__name__}.") if info.ispkg)
 
 
 def modules(name: str) -> Iterator[ModuleType]:
     package = importlib.import_module(name)
     yield package
-    for each in pkgutil.walk_packages(package.__path__, f"{name}."):
-        if not each.name.endswith(".__main__") and not each.name.startswith(RAY):
-            yield importlib.import_module(each.name)
+    for info in pkgutil.walk_packages(package.__path__, f"{name}."):
+        if not info.name.endswith(".__main__") and not info.name.startswith(RAY):
+            yield importlib.import_module(info.name)
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def defaults(name: str, member: Any) -> Iterator[tuple[str, Any]]:
 
 def values(module: ModuleType) -> Iterator[str]:
     body = ast.parse(Path(module.__file__ or "").read_text()).body
-    imported = {each.asname or each.name for node in body if isinstance(node, ast.ImportFrom) for each in node.names}
+    imported = {alias.asname or alias.name for node in body if isinstance(node, ast.ImportFrom) for alias in node.names}
     for name, member in vars(module).items():
         if re.fullmatch(r"_?[A-Z][A-Z0-9_]*", name) and name not in imported:
             plain: Iterator[tuple[str, Any]] = iter([(name, member)])

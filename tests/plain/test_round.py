@@ -238,8 +238,8 @@ def test_windows_under_the_rejection_rule_do_not_adapt_beside_others_that_accept
     rejecting = slots.join(make_queued(rule="rejection"))
     assert rejecting is not None
     windows.join(rejecting)
-    beside = plan_round(slots, windows, SLOTS)
-    assert (beside.num_proposed, beside.window, beside.adaptive, beside.least_gain) == (WINDOW, WINDOW, False, 0.0)
+    mixed = plan_round(slots, windows, SLOTS)
+    assert (mixed.num_proposed, mixed.window, mixed.adaptive, mixed.least_gain) == (WINDOW, WINDOW, False, 0.0)
 
 
 @pytest.mark.parametrize(
